@@ -1,0 +1,1 @@
+"""fxpasses: graph-transformation compiler passes on torch.fx, explicit, verified and explained."""

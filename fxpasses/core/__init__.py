@@ -1,0 +1,71 @@
+"""The core of a pass: transactions, rewrites, facts, programs."""
+
+from fxpasses.core.editor import Applied, Editor, Region, Replacement, attribute, cut_region
+from fxpasses.core.facts import Effects, Facts
+from fxpasses.core.fold import Fold, Folds, Formula, Watch, widened
+from fxpasses.core.program import Program
+from fxpasses.core.record import Record
+from fxpasses.core.rewrite import (
+    Condition,
+    Gate,
+    GraphPass,
+    Label,
+    Numerics,
+    PassResult,
+    Refusal,
+    Rewrite,
+    Step,
+    carry_out,
+)
+from fxpasses.core.values import (
+    MODULE_STACK,
+    ORIGIN,
+    REPLACED,
+    SOURCE,
+    STANDS_FOR,
+    VALUE,
+    Known,
+    Source,
+    TensorInfo,
+    is_replaced,
+    source_of,
+)
+
+__all__ = [
+    "MODULE_STACK",
+    "ORIGIN",
+    "REPLACED",
+    "SOURCE",
+    "STANDS_FOR",
+    "VALUE",
+    "Applied",
+    "Condition",
+    "Editor",
+    "Effects",
+    "Facts",
+    "Fold",
+    "Folds",
+    "Formula",
+    "Gate",
+    "GraphPass",
+    "Known",
+    "Label",
+    "Numerics",
+    "PassResult",
+    "Program",
+    "Record",
+    "Refusal",
+    "Region",
+    "Replacement",
+    "Rewrite",
+    "Source",
+    "Step",
+    "TensorInfo",
+    "Watch",
+    "attribute",
+    "carry_out",
+    "cut_region",
+    "is_replaced",
+    "source_of",
+    "widened",
+]

@@ -1,0 +1,103 @@
+"""Tensors computed ahead of time, each with the formula that made it."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Formula = Callable[..., Tensor]
+
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in float64 (complex128); integers, booleans and what is wide already as it is."""
+    return tensor.detach().to(_WIDE.get(tensor.dtype, tensor.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fold:
+    """A tensor that a formula made out of others, computed in float64 and rounded once."""
+
+    value: Tensor
+    formula: Formula
+    sources: tuple[Tensor, ...]
+
+
+class Folds:
+    """Every tensor folded in one run, so that folds of folds are rounded once and can be checked.
+
+    Tensors are known by identity; what is registered is kept alive as long as this object.
+    """
+
+    def __init__(self) -> None:
+        self._folds: dict[int, Fold] = {}
+
+    def fold(self, formula: Formula, sources: Sequence[Tensor], dtype: torch.dtype) -> Fold:
+        """Compute `formula` of the float64 values of `sources` and round the result to `dtype`."""
+        with torch.no_grad():
+            wide = formula(*(self.exact(source) for source in sources))
+            value = wide.to(dtype)
+            if any(value.untyped_storage() is s.untyped_storage() for s in sources):
+                value = value.clone()
+        return self.add(Fold(value, formula, tuple(sources)))
+
+    def add(self, fold: Fold) -> Fold:
+        self._folds[id(fold.value)] = fold
+        return fold
+
+    def find(self, tensor: Tensor) -> Fold | None:
+        return self._folds.get(id(tensor))
+
+    def alias(self, fold: Fold, tensor: Tensor) -> None:
+        """Also know `fold` by `tensor`: a Parameter made over its value."""
+        self._folds[id(tensor)] = Fold(tensor, fold.formula, fold.sources)
+
+    def exact(self, tensor: Tensor) -> Tensor:
+        """The float64 value of `tensor` before any rounding, through all folds behind it."""
+        fold = self.find(tensor)
+        if fold is None:
+            return widened(tensor)
+        with torch.no_grad():
+            return fold.formula(*(self.exact(source) for source in fold.sources))
+
+    def roots(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of the original that `tensor` was computed from, or itself."""
+        fold = self.find(tensor)
+        if fold is None:
+            return (tensor,)
+        found: dict[int, Tensor] = {}
+        for source in fold.sources:
+            found.update((id(root), root) for root in self.roots(source))
+        return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The version of a tensor that was folded: it differs once somebody writes the tensor.
+
+    Held weakly: once the tensor is gone nobody can write it. Tensors made in inference mode
+    have no versions and are not watched. Writes through `.data` are not counted by torch.
+    """
+
+    name: str
+    tensor: weakref.ref[Tensor]
+    version: int
+
+    @classmethod
+    def on(cls, name: str, tensor: Tensor) -> "Watch | None":
+        if tensor.is_inference():
+            return None
+        return cls(name, weakref.ref(tensor), tensor._version)  # noqa: SLF001  torch has no public name
+
+    @property
+    def stale(self) -> bool:
+        tensor = self.tensor()
+        return tensor is not None and tensor._version != self.version  # noqa: SLF001

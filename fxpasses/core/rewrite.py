@@ -1,0 +1,245 @@
+"""What a pass is: it finds sites, says why not, or replaces them."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum, auto
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, dataclass_transform
+
+from torch.fx import GraphModule, Node
+
+from fxpasses.core.editor import Applied, Editor
+from fxpasses.core.facts import Facts
+from fxpasses.core.values import is_replaced, source_of
+from fxpasses.errors import PassError
+
+SiteT = TypeVar("SiteT")
+SiteT_contra = TypeVar("SiteT_contra", contravariant=True)
+
+
+class Numerics(StrEnum):
+    """How far a pass may move the outputs. The verifier takes its tolerance from this."""
+
+    EXACT = auto()
+    """Bit-equal."""
+    ROUNDING = auto()
+    """The same function, with other roundings."""
+    PRECISION = auto()
+    """Computed in a lower precision, by request."""
+    MEANING = auto()
+    """Another function, by request: an activation swapped, weights pruned."""
+
+
+class Condition(Protocol[SiteT_contra]):
+    """What must hold at a site: returns the reason why it does not, or None.
+
+    Its name says what holds, and is what reports and tests call the refusal.
+    """
+
+    __name__: str
+
+    def __call__(self, site: SiteT_contra, facts: Facts, /) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one site was left as it was."""
+
+    node: str
+    condition: str
+    """The name of the condition that does not hold."""
+    reason: str
+    """A clause that names the thing at fault."""
+    legal: bool = False
+    """Whether the rewrite would have been right, and only not worth it."""
+    source: str | None = None
+    """`file:line` of the model's code."""
+    path: str = ""
+    """The module whose graph the node is in; "" is the whole model."""
+
+    @classmethod
+    def at(cls, node: Node, condition: str, reason: str, *, legal: bool = False) -> "Refusal":
+        source = source_of(node)
+        return cls(node.name, condition, reason, legal, None if source is None else str(source))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rewrite that a pass proposes: where, why, and how."""
+
+    at: Node
+    why: str
+    do: Callable[[Editor], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassResult:
+    """What one pass did to one graph."""
+
+    graph_module: GraphModule
+    rewrites: tuple[Applied, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def modified(self) -> bool:
+        """Whether the graph was changed. Derived from what was rewritten, never claimed."""
+        return bool(self.rewrites)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class GraphPass(ABC):
+    """A pass over one graph, as a sequence of steps.
+
+    Its annotated fields are its options: every subclass is a frozen dataclass. The first line of
+    its docstring is what it does.
+    """
+
+    name: ClassVar[str]
+    numerics: ClassVar[Numerics]
+    trains: ClassVar[bool] = False
+    """Whether its result may be trained: gradients of what it keeps are equal."""
+    runs_after: ClassVar[tuple[str, ...]] = ()
+    """Passes that, where they are in the pipeline too, must come earlier."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    @abstractmethod
+    def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
+        """The rewrites to make, one by one; each is applied before the next is asked for."""
+
+    @classmethod
+    def summary(cls) -> str:
+        return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+    def options(self) -> Mapping[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # pyright: ignore[reportArgumentType]  every subclass is a dataclass
+
+
+class Rewrite(GraphPass, Generic[SiteT]):
+    """A local rewrite, applied in one sweep wherever it matches and nothing forbids it."""
+
+    legal_if: ClassVar[tuple[Condition[Any], ...]] = ()
+    """What must hold, or the result is wrong."""
+    worthwhile_if: ClassVar[tuple[Condition[Any], ...]] = ()
+    """What must hold, or the result is slower or bigger."""
+
+    @abstractmethod
+    def match(self, node: Node, facts: Facts) -> SiteT | None:
+        """The site that ends in `node`, or None where the pattern is not there."""
+
+    @abstractmethod
+    def rewrite(self, site: SiteT, edit: Editor) -> None:
+        """Replace the site. Called only where every condition holds."""
+
+    def why(self, site: SiteT) -> str:  # noqa: ARG002  for subclasses
+        """What the rewrite gains at this site, in a few words."""
+        return self.summary()
+
+    def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
+        for node in list(module.graph.nodes):
+            if is_replaced(node) or (site := self.match(node, facts)) is None:
+                continue
+            yield self._refusal(node, site, facts) or self._step(node, site)
+
+    def _step(self, node: Node, site: SiteT) -> Step:
+        return Step(node, self.why(site), lambda edit: self.rewrite(site, edit))
+
+    def _refusal(self, node: Node, site: SiteT, facts: Facts) -> Refusal | None:
+        for legal, conditions in ((False, self.legal_if), (True, self.worthwhile_if)):
+            for condition in conditions:
+                if reason := condition(site, facts):
+                    return Refusal.at(node, condition.__name__, reason, legal=legal)
+        return None
+
+
+class Gate:
+    """Decides which rewrites may happen: some skipped, only some, or no more than a number."""
+
+    def __init__(
+        self,
+        *,
+        skip: frozenset[str] = frozenset(),
+        only: frozenset[str] | None = None,
+        stop_after: int | None = None,
+    ) -> None:
+        self.skip = skip
+        self.only = only
+        self.stop_after = stop_after
+        self.admitted = 0
+
+    def admits(self, identifier: str) -> bool:
+        if identifier in self.skip or (self.only is not None and identifier not in self.only):
+            return False
+        if self.stop_after is not None and self.admitted >= self.stop_after:
+            return False
+        self.admitted += 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Where in a run a pass stands; the ids of its rewrites are made of it."""
+
+    position: int = 1
+    path: str = ""
+    round: int = 1
+
+    def identifier(self, pass_name: str, node: Node) -> str:
+        """Stable from run to run: `1:fuse_conv_bn@backbone.body/bn1`, `#2` in a second round."""
+        repeated = f"#{self.round}" if self.round > 1 else ""
+        return f"{self.position}:{pass_name}@{self.path}/{node.name}{repeated}"
+
+
+def carry_out(
+    graph_pass: GraphPass,
+    facts: Facts,
+    edit: Editor,
+    *,
+    label: Label = Label(),
+    gate: Gate | None = None,
+) -> list[Refusal]:
+    """Run the steps of a pass on the graph of `edit`, and return what it refused.
+
+    What was done stands in `edit.applied`; nothing is final before the editor commits.
+
+    Raises:
+        PassError: chained from whatever the pass raised, naming pass, rewrite and source line.
+    """
+    gate = gate or Gate()
+    refusals: list[Refusal] = []
+    steps = graph_pass.steps(edit.module, facts)
+    while True:
+        try:
+            step = next(steps, None)
+        except PassError:
+            raise
+        except Exception as error:
+            where = f"{graph_pass.name} on the graph of {label.path or 'the model'}"
+            raise PassError(f"{where} raised {type(error).__name__}: {error}") from error
+        if step is None:
+            return refusals
+        if isinstance(step, Refusal):
+            refusals.append(step)
+            continue
+        _carry_out_step(graph_pass, step, edit, label.identifier(graph_pass.name, step.at), gate)
+
+
+def _carry_out_step(
+    graph_pass: GraphPass, step: Step, edit: Editor, identifier: str, gate: Gate
+) -> None:
+    if not gate.admits(identifier):
+        return
+    source = source_of(step.at)
+    try:
+        with edit.rewrite(identifier, step.at, step.why):
+            step.do(edit)
+    except PassError:
+        raise
+    except Exception as error:
+        where = f" ({source})" if source else ""
+        raise PassError(
+            f"{graph_pass.name} raised {type(error).__name__} in {identifier}{where}: {error}"
+        ) from error

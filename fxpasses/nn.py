@@ -1,0 +1,1 @@
+"""Modules that passes put in the place of several: fused units, known to the vocabulary."""
