@@ -3,6 +3,7 @@
 from fxpasses.core.editor import Applied, Editor, Region, Replacement, attribute, cut_region
 from fxpasses.core.facts import Effects, Facts
 from fxpasses.core.fold import Fold, Folds, Formula, Watch, widened
+from fxpasses.core.pipeline import ForeignPass, Group, Item, foreign
 from fxpasses.core.program import Program
 from fxpasses.core.record import Record
 from fxpasses.core.rewrite import (
@@ -45,9 +46,12 @@ __all__ = [
     "Facts",
     "Fold",
     "Folds",
+    "ForeignPass",
     "Formula",
     "Gate",
     "GraphPass",
+    "Group",
+    "Item",
     "Known",
     "Label",
     "Numerics",
@@ -65,6 +69,7 @@ __all__ = [
     "attribute",
     "carry_out",
     "cut_region",
+    "foreign",
     "is_replaced",
     "source_of",
     "widened",
