@@ -1,0 +1,33 @@
+"""The public verbs and types, in one place. `fxpasses` itself shows the same names, lazily."""
+
+from fxpasses.capture import Capture, capture, release
+from fxpasses.core import GraphPass, Numerics, Rewrite, foreign
+from fxpasses.manager import PassManager, apply
+from fxpasses.page import Report, report
+from fxpasses.registry import Registry
+from fxpasses.session import plan, run
+from fxpasses.verify import Verdict, verify
+
+registry = Registry.default()
+register = registry.register
+
+__all__ = [
+    "Capture",
+    "GraphPass",
+    "Numerics",
+    "PassManager",
+    "Registry",
+    "Report",
+    "Rewrite",
+    "Verdict",
+    "apply",
+    "capture",
+    "foreign",
+    "plan",
+    "register",
+    "registry",
+    "release",
+    "report",
+    "run",
+    "verify",
+]
