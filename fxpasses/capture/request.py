@@ -1,0 +1,123 @@
+"""What the tracer is asked, and what it answers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from fxpasses.core.values import Source
+
+Sizes: TypeAlias = Literal["guards", "kinds"]
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class OpaqueKind(StrEnum):
+    """Why a module runs its own code instead of being part of a graph."""
+
+    CONTROL_FLOW = auto()  # Python decides on a traced value
+    REGION = auto()  # torch's state differs from that at entry: no_grad, autocast, backend flags
+    PYTHON_STATE = auto()  # attributes, containers, globals, classes or closures change
+    READS_CHANGING_STATE = auto()  # reads what an opaque module changes
+    RANDOM_STATE = auto()  # seeds, or draws Python or NumPy random numbers
+    CUSTOM_AUTOGRAD = auto()  # a gradient of its own, which a graph would lose
+    COMPILED = auto()  # TorchScript or torch.compile
+    HOOKED = auto()  # has hooks, which must see real values at each call
+    STATEFUL_ARGUMENT = auto()  # is given an object that a graph cannot keep
+    CHANGES_ARGUMENT = auto()  # changes a list or dict that it is given
+    WRITES_PARAMETER = auto()  # writes a parameter of the model in place
+    UNTRACEABLE_VALUE = auto()  # a value that cannot be an argument of a node
+    NEW_MODULE = auto()  # makes a module with weights while it runs
+    CAUGHT_REFUSAL = auto()  # the model catches the error by which the tracer refuses
+    GUARD_AFTER_EFFECT = auto()  # branches on a size after an effect, which a miss would repeat
+    ERROR = auto()  # its code raised on traced values
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A module that runs its own code.
+
+    `path` is relative to the root of the trace ("" is the root itself), `type` the class name.
+    """
+
+    path: str
+    type: str
+    kind: OpaqueKind
+    reason: str
+    source: Source | None = None
+
+
+class Refused(Exception):
+    """The root cannot be one graph. The base of the two errors of `trace`."""
+
+
+class Untraceable(Refused):
+    """The root itself does what no graph can represent: it is opaque."""
+
+    def __init__(self, kind: OpaqueKind, reason: str, source: Source | None = None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+        self.source = source
+
+
+class Outside(Refused):
+    """Globals, classes or closures changed somewhere: trace again with `strict`."""
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        super().__init__(f"changes {', '.join(places)}")
+        self.places = places
+
+
+def _nothing() -> Mapping[str, Opaque]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to trace.
+
+    `root` is a twin that the trace may dirty, and that is of no use afterwards. Its tensors are
+    the caller's and are never written. `args` and `kwargs` are the example, None to trace by
+    names alone. `force_opaque` lists paths that are never inlined. `live` names the modules
+    whose Python state changes: who else reads it is opaque. `strict` compares globals at each
+    module's exit, so that the innermost module that changes them is found.
+    """
+
+    root: nn.Module
+    args: tuple[Any, ...] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    sizes: Sizes = "guards"
+    leaf_functions: tuple[Callable[..., Any] | str, ...] = ()
+    force_opaque: Mapping[str, Opaque] = field(default_factory=_nothing)
+    live: frozenset[str] = frozenset()
+    strict: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """A graph of the root, and what is needed to make a module of it.
+
+    Targets of `call_module` and `get_attr` nodes are paths from the root. They use nothing but
+    identifiers: what has another name is reached through an alias, listed with the rest in
+    `constants` (tensors) and `unregistered` (modules), to be put into the root's `__dict__`.
+    `opaque` lists the innermost modules that run their own code, `calls` the first call of each
+    module below them. `changing` are those whose Python state changes: where `request.live`
+    lacks one of them, the trace has to be made again.
+    """
+
+    graph: Graph
+    opaque: list[Opaque]
+    calls: dict[str, Call]
+    outputs: Any
+    constants: list[tuple[str, Tensor]]
+    unregistered: list[tuple[str, nn.Module]]
+    renamed: dict[str, str]
+    reads_grad_mode: bool
+    reads_training: tuple[str, ...]
+    guards: int
+    changing: frozenset[str]
+    notes: tuple[str, ...] = ()
