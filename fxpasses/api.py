@@ -3,9 +3,9 @@
 from fxpasses.capture import Capture, capture, release
 from fxpasses.core import GraphPass, Numerics, Rewrite, foreign
 from fxpasses.manager import PassManager, apply
-from fxpasses.page import Report, report
+from fxpasses.page import Report, plan, report
 from fxpasses.registry import Registry
-from fxpasses.session import plan, run
+from fxpasses.session import run
 from fxpasses.verify import Verdict, verify
 
 registry = Registry.default()

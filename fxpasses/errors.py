@@ -5,6 +5,10 @@ class FxPassesError(Exception):
     """The base of all errors of fxpasses."""
 
 
+class ArgumentError(FxPassesError, TypeError):
+    """An argument is of a kind that the function does not take."""
+
+
 class CaptureError(FxPassesError):
     """A model cannot be captured at all: it is no module, or its weights are not known yet."""
 

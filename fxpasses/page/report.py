@@ -1,0 +1,87 @@
+"""The report on a result, and the plan of a run that is not made."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fxpasses import session
+from fxpasses.core import Record
+from fxpasses.errors import ResultError
+from fxpasses.page.text import as_text
+from fxpasses.registry import Registry
+
+KEY = "fxpasses"
+"""Where a result keeps its record, in `GraphModule.meta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done, refused, checked and timed. `str()` of it is one screen."""
+
+    record: Record
+    calls: Mapping[str, Any] | None = None
+    """Calls of the result so far: `graph`, `fallback`, and `reasons` of the latter."""
+    details: bool = False
+    """Whether `str()` shows everything."""
+
+    @property
+    def dry_run(self) -> bool:
+        return self.record.dry_run
+
+    def __str__(self) -> str:
+        return as_text(self.record, self.calls, details=self.details)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `version` tells its form."""
+        calls = None if self.calls is None else dict(self.calls)
+        return {**self.record.as_dict(), "calls": calls}
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent, default=str)
+
+
+def report(result: nn.Module, *, details: bool = False) -> Report:
+    """The report on what `run` returned, with its calls so far.
+
+    Raises:
+        ResultError: `result` carries no record of a run, or one of another version.
+    """
+    meta = getattr(result, "meta", None)
+    if not isinstance(meta, dict) or KEY not in meta:
+        kind = type(result).__name__
+        raise ResultError(f"a report needs a result of fxpasses.run; this {kind} has no record")
+    try:
+        record = Record.from_dict(meta[KEY])
+    except ValueError as error:
+        raise ResultError(f"the result's record cannot be read: {error}") from error
+    return Report(record, getattr(result, "calls", None), details)
+
+
+def plan(  # noqa: PLR0913  the options of `run` that a plan can have
+    model: nn.Module,
+    passes: Any,
+    example_inputs: Any = None,
+    example_kwargs: Any = None,
+    *,
+    target: str | None = None,
+    training: bool | None = None,
+    registry: Registry | None = None,
+    skip: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+) -> Report:
+    """What `run` would rewrite and what it would refuse. Nothing is changed or verified."""
+    record = session.plan(
+        model,
+        passes,
+        example_inputs,
+        example_kwargs,
+        target=target,
+        training=training,
+        registry=registry,
+        skip=skip,
+        only=only,
+    )
+    return Report(record)

@@ -1,0 +1,65 @@
+"""What a run is asked to do, checked before anything is traced."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from fxpasses.core import Gate
+from fxpasses.errors import ArgumentError
+
+OnFailure = Literal["raise", "skip"]
+Level = Literal["off", "sites", "each", "full"]
+
+_LEVELS: dict[Any, Level] = {False: "off", True: "sites", "each": "each", "full": "full"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How passes are run and checked."""
+
+    training: bool
+    level: Level = "off"
+    on_failure: OnFailure = "raise"
+    skip: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    stop_after: int | None = None
+
+    def gate(self, undone: Iterable[str] = ()) -> Gate:
+        skip = self.skip.union(undone)
+        return Gate(skip=skip, only=self.only, stop_after=self.stop_after)
+
+
+def level_of(verify: object) -> Level:
+    """The verification level that `verify=` asks for.
+
+    Raises:
+        ArgumentError: it is none of True, "each", "full" and False.
+    """
+    if isinstance(verify, bool | str) and verify in _LEVELS:
+        return _LEVELS[verify]
+    raise ArgumentError(f'verify={verify!r}: pass True, "each", "full" or False')
+
+
+def on_failure_of(choice: object) -> OnFailure:
+    """What happens after a failure.
+
+    Raises:
+        ArgumentError: it is neither "raise" nor "skip".
+    """
+    if choice in ("raise", "skip"):
+        return cast("OnFailure", choice)
+    raise ArgumentError(f'on_failure={choice!r}: pass "raise" or "skip"')
+
+
+def identifiers(names: object, argument: str) -> frozenset[str]:
+    """Ids of rewrites.
+
+    Raises:
+        ArgumentError: it is one text, or holds something else than text.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ArgumentError(f"{argument}={names!r}: pass a collection of rewrite ids")
+    found = frozenset(cast("Iterable[object]", names))
+    if strangers := [name for name in found if not isinstance(name, str)]:
+        raise ArgumentError(f"{argument} holds {strangers[0]!r}: rewrite ids are text")
+    return cast("frozenset[str]", found)
