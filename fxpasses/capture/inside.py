@@ -1,0 +1,35 @@
+"""The dicts in which a module holds what is registered with it.
+
+Torch has no public name for the dicts themselves, which captured modules share with each other.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+HOOK_DICTS: Final = frozenset(key for key in nn.Module().__dict__ if "hooks" in key)
+
+
+def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    return module.__dict__["_modules"]
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    return module.__dict__["_parameters"]
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    return module.__dict__["_buffers"]
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """The instance dict, which a class may hide behind an own `__setattr__`."""
+    return thing.__dict__
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """The address of the memory a tensor lies in; None for tensors that have none of their own."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return None
+    return tensor.untyped_storage().data_ptr() or None

@@ -1,0 +1,439 @@
+"""A copy of a module tree that shares every tensor, with the references inside it rebound.
+
+What the copy cannot see through stays right all the same: it goes on calling the old module,
+which holds the same tensors.
+"""
+
+import collections
+import copy
+import enum
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxpasses.capture.closures import filled_cells, reaches_module, rebuilt_function
+from fxpasses.capture.inside import (
+    HOOK_DICTS,
+    attributes_of,
+    memory_of,
+    modules_of,
+    parameters_of,
+)
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+TensorMap = Callable[[Tensor], Tensor]
+
+_ATOMS = (
+    *(str, bytes, int, float, complex, bool, type(None), slice, range, enum.Enum, type),
+    *(types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Size),
+    *(torch.layout, torch.memory_format, torch.Generator),
+)
+_ATOM_TYPES = frozenset(_ATOMS)
+# Objects of these packages hold no model state of their own, or cannot be copied.
+_FOREIGN = frozenset(
+    ("builtins", "torch", "numpy", "logging", "threading", "_thread", "re", "_io", "queue")
+)
+_MUTABLE = (list, dict, set, collections.deque)
+
+
+def twin(
+    module: ModuleT,
+    *,
+    share: Iterable[nn.Module] = (),
+    replace: Mapping[nn.Module, nn.Module] | None = None,
+    tensors: TensorMap | None = None,
+) -> tuple[ModuleT, "Twin"]:
+    """Copy the tree of `module`, sharing all tensors.
+
+    Args:
+        module: The root. Neither it nor anything below it is changed.
+        share: Modules that the copy holds as the same objects.
+        replace: Modules that others stand for in the copy.
+        tensors: What the copy holds in place of each tensor; by default the tensor itself.
+    """
+    made = Twin(share, replace or {}, tensors)
+    new = made.build(module)
+    return cast("ModuleT", new), made
+
+
+def is_sealed(module: nn.Module) -> bool:
+    """Whether a module runs compiled code that no copy of its Python state can stand in for."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+class Twin:
+    """Which new object stands for which old one. Both are kept alive."""
+
+    def __init__(
+        self,
+        share: Iterable[nn.Module],
+        replace: Mapping[nn.Module, nn.Module],
+        tensors: TensorMap | None,
+    ) -> None:
+        self.shared: list[Any] = []
+        """What could not be copied and is one object in both trees."""
+        self._new: dict[int, tuple[Any, Any]] = {}
+        self._old: dict[int, nn.Module] = {}
+        self._tensors = tensors
+        self._reaching: dict[int, bool] = {}
+        # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
+        self._pending: list[Callable[[], None]] = []
+        self._hooked: list[tuple[nn.Module, nn.Module]] = []
+        self._graphs: list[GraphModule] = []
+        self._registered: frozenset[int] = frozenset()
+        for module in share:
+            self._remember(module, module)
+        for old, new in replace.items():
+            self._remember(old, new)
+
+    def new(self, old: ModuleT) -> ModuleT:
+        """The module that stands for `old` in the copy.
+
+        Raises:
+            KeyError: `old` is not in the tree that was copied.
+        """
+        return cast("ModuleT", self._new[id(old)][1])
+
+    def old(self, new: ModuleT) -> ModuleT:
+        """The module that `new` stands for.
+
+        Raises:
+            KeyError: `new` is not in the copy.
+        """
+        return cast("ModuleT", self._old[id(new)])
+
+    def __contains__(self, old: object) -> bool:
+        return id(old) in self._new
+
+    def build(self, root: nn.Module) -> nn.Module:
+        self._registered = frozenset(id(module) for module in all_modules(root))
+        made = self._module(root)
+        self._fill()
+        # Last, when it is known what belongs to the tree.
+        for old, new in self._hooked:
+            for key in HOOK_DICTS & old.__dict__.keys():
+                new.__dict__[key] = self._hooks(old.__dict__[key])
+        self._fill()
+        for graph_module in self._graphs:
+            graph_module.recompile()
+        return made
+
+    def _fill(self) -> None:
+        while self._pending:
+            self._pending.pop()()
+
+    def _remember(self, old: Any, new: Any) -> Any:
+        self._new[id(old)] = (old, new)
+        if isinstance(new, nn.Module):
+            self._old[id(new)] = old
+        return new
+
+    # -- modules
+
+    def _module(self, old: nn.Module) -> nn.Module:
+        if id(old) in self._new:
+            return self._new[id(old)][1]
+        if is_sealed(old):
+            self.shared.append(old)
+            return self._remember(old, old)
+        # A GraphModule needs a class of its own: its forward is set on the class.
+        graph = isinstance(old, GraphModule)
+        new = GraphModule.__new__(type(old)) if graph else object.__new__(type(old))
+        self._remember(old, new)
+        self._pending.append(lambda: self._fill_module(old, new))
+        return new
+
+    def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
+        state = new.__dict__
+        for key, value in list(old.__dict__.items()):
+            if key in HOOK_DICTS:
+                # Filled at the end; here only so that the order of the keys is kept.
+                state[key] = value
+            elif key != "_graph":
+                state[key] = self._value(value)
+        self._hooked.append((old, new))
+        if isinstance(old, GraphModule) and isinstance(new, GraphModule):
+            graph = copy.deepcopy(old.graph)
+            graph.owning_module = new
+            state["_graph"] = graph
+            type(new).__name__ = type(old).__name__
+            self._graphs.append(new)
+
+    # -- hooks: the caller's own, except where they belong to a module of the tree
+
+    def _hooks(self, hooks: Any) -> Any:
+        if not isinstance(hooks, dict):
+            return hooks
+        made = type(hooks)()
+        for key, hook in hooks.items():
+            made[key] = self._hook(hook)
+        return made
+
+    def _hook(self, hook: Any) -> Any:
+        known = self._new.get(id(hook))
+        if known is not None:
+            return known[1]
+        if isinstance(hook, types.MethodType):
+            owner = self._new.get(id(hook.__self__))
+            return hook if owner is None else types.MethodType(hook.__func__, owner[1])
+        if isinstance(hook, functools.partial):
+            return self._hook_partial(hook)
+        if isinstance(hook, types.FunctionType):
+            return self._hook_function(hook)
+        if type(hook).__name__ == "_WrappedHook":
+            return self._wrapped_hook(hook)
+        return hook
+
+    def _hook_partial(self, hook: "functools.partial[Any]") -> Any:
+        args = tuple(self._known(arg) for arg in hook.args)
+        keywords = {key: self._known(arg) for key, arg in hook.keywords.items()}
+        return functools.partial(self._hook(hook.func), *args, **keywords)
+
+    def _hook_function(self, hook: types.FunctionType) -> Any:
+        cells = hook.__closure__ or ()
+        held = filled_cells(hook)
+        if not any(id(value) in self._new for value in (*held, *(hook.__defaults__ or ()))):
+            return hook
+        # A cell that the tree knows nothing of stays the caller's, so that counts go on in it.
+        made = rebuilt_function(hook, tuple(self._cell(cell) for cell in cells))
+        if hook.__defaults__:
+            made.__defaults__ = tuple(self._known(value) for value in hook.__defaults__)
+        return made
+
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        try:
+            known = self._new.get(id(cell.cell_contents))
+        except ValueError:
+            return cell
+        return cell if known is None else types.CellType(known[1])
+
+    def _wrapped_hook(self, hook: Any) -> Any:
+        """The wrapper that torch puts around hooks on `state_dict` and `load_state_dict`."""
+        module = hook.module() if hook.with_module else None
+        return type(hook)(self._hook(hook.hook), self._known(module))
+
+    def _known(self, value: Any) -> Any:
+        known = self._new.get(id(value))
+        return value if known is None else known[1]
+
+    # -- everything else
+
+    def _value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOM_TYPES:
+            return value
+        known = self._new.get(id(value))
+        if known is not None:
+            return known[1]
+        if isinstance(value, nn.Module):
+            return self._module(value)
+        if isinstance(value, Tensor):
+            return value if self._tensors is None else self._remember(value, self._tensors(value))
+        if isinstance(value, _ATOMS):
+            return value
+        if isinstance(value, (tuple, frozenset)):
+            return self._immutable(value)
+        if kind in _COPIED_CONTAINERS:
+            return self._container(value)
+        return self._callable_or_object(value, kind)
+
+    def _callable_or_object(self, value: Any, kind: type) -> Any:
+        if isinstance(value, functools.partial):
+            return self._partial(value)
+        if isinstance(value, types.MethodType):
+            return self._method(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, weakref.ref):
+            return self._weakref(value)
+        container = isinstance(value, _MUTABLE)
+        package = kind.__module__.partition(".")[0]
+        if package in _FOREIGN and not container:
+            return value
+        return self._object(value)
+
+    def _immutable(self, value: Any) -> Any:
+        items = [self._value(item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        named = hasattr(value, "_fields")
+        made = type(value)(*items) if named else type(value)(items)
+        return self._remember(value, made)
+
+    def _container(self, value: Any) -> Any:
+        made = copy.copy(value)
+        self._remember(value, made)
+        self._pending.append(lambda: self._fill_container(value, made))
+        return made
+
+    def _fill_container(self, old: Any, new: Any) -> None:
+        if isinstance(old, dict):
+            self._fill_dict(cast("dict[Any, Any]", old), cast("dict[Any, Any]", new))
+        elif isinstance(old, set):
+            new.clear()
+            # Only modules are exchanged: they alone are sure to keep their hash.
+            new.update(self._key(item) for item in cast("set[Any]", old))
+        else:
+            for index, item in enumerate(old):
+                new[index] = self._value(item)
+
+    def _fill_dict(self, old: dict[Any, Any], new: dict[Any, Any]) -> None:
+        rekeyed = any(isinstance(key, nn.Module) for key in old)
+        if rekeyed:
+            dict.clear(new)
+        for key, item in list(dict.items(old)):
+            dict.__setitem__(new, self._key(key), self._value(item))
+
+    def _key(self, key: Any) -> Any:
+        return self._module(key) if isinstance(key, nn.Module) else key
+
+    def _partial(self, value: "functools.partial[Any]") -> Any:
+        args = [self._value(arg) for arg in value.args]
+        keywords = {key: self._value(arg) for key, arg in value.keywords.items()}
+        made = type(value)(self._value(value.func), *args, **keywords)
+        made.__dict__.update(value.__dict__)
+        return self._remember(value, made)
+
+    def _method(self, value: types.MethodType) -> Any:
+        owner = self._value(value.__self__)
+        if owner is value.__self__:
+            return value
+        return self._remember(value, types.MethodType(value.__func__, owner))
+
+    def _function(self, value: types.FunctionType) -> Any:
+        if not reaches_module(value, self._reaching):
+            return value
+        cells = tuple(types.CellType() for _ in value.__closure__ or ())
+        made = rebuilt_function(value, cells)
+        # Remembered before it is filled: closures hold themselves.
+        self._remember(value, made)
+        self._pending.append(lambda: self._fill_function(value, made))
+        return made
+
+    def _fill_function(self, old: types.FunctionType, new: types.FunctionType) -> None:
+        for cell, source in zip(new.__closure__ or (), old.__closure__ or (), strict=True):
+            try:
+                cell.cell_contents = self._value(source.cell_contents)
+            except ValueError:
+                continue
+        if old.__defaults__:
+            new.__defaults__ = tuple(self._value(value) for value in old.__defaults__)
+        if old.__kwdefaults__:
+            new.__kwdefaults__ = {k: self._value(v) for k, v in old.__kwdefaults__.items()}
+        for key, value in old.__dict__.items():
+            new.__dict__[key] = self._value(value)
+
+    def _weakref(self, value: "weakref.ref[Any]") -> Any:
+        # A copy of a module that nothing else holds would die at once.
+        target = value()
+        if id(target) not in self._registered:
+            return value
+        return self._remember(value, weakref.ref(self._value(target)))
+
+    def _object(self, value: Any) -> Any:
+        try:
+            made = copy.copy(value)
+        except Exception:
+            # Whatever a foreign __copy__ raises: sharing is right, if less independent.
+            made = value
+        if made is value or type(made) is not type(value):
+            self.shared.append(value)
+            return self._remember(value, value)
+        self._remember(value, made)
+        self._pending.append(lambda: self._fill_object(value, made))
+        return made
+
+    def _fill_object(self, old: Any, new: Any) -> None:
+        for key, value in _attributes(old):
+            object.__setattr__(new, key, self._value(value))
+        if isinstance(old, dict):
+            self._fill_dict(cast("dict[Any, Any]", old), cast("dict[Any, Any]", new))
+        elif isinstance(old, list):
+            for index, item in enumerate(list.__iter__(cast("list[Any]", old))):
+                list.__setitem__(cast("list[Any]", new), index, self._value(item))
+
+
+_COPIED_CONTAINERS = frozenset(
+    (*_MUTABLE, collections.OrderedDict, collections.defaultdict, collections.Counter)
+)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, in its `__dict__` and in slots."""
+    yield from list(getattr(value, "__dict__", {}).items())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            key = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+            if key not in ("__dict__", "__weakref__") and hasattr(value, key):
+                yield key, getattr(value, key)
+
+
+def all_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Every registered module once, root first, in the order of `modules()`, without recursion."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        children = modules_of(module).values()
+        stack.extend(child for child in reversed(children) if child is not None)
+
+
+class OwnTensors:
+    """A copy of each tensor that a forward may write: for `twin(..., tensors=OwnTensors(module))`.
+
+    Parameters, tensors that need a gradient, and views of parameters stay the caller's. One
+    tensor has one copy, and tensors over one memory stay so where the first of them covers it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._memory: dict[int, torch.UntypedStorage | None] = {}
+        self._kept: list[Tensor] = []
+        for owner in all_modules(module):
+            for parameter in parameters_of(owner).values():
+                memory = None if parameter is None else memory_of(parameter)
+                if memory is not None:
+                    self._memory[memory] = None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+            return tensor
+        with torch.no_grad():
+            made = self._copy(tensor)
+        if made is not tensor:
+            attributes_of(made).update(attributes_of(tensor))
+        return made
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        memory = memory_of(tensor)
+        if memory is None or tensor.is_quantized or type(tensor) is not Tensor:
+            return tensor.detach().clone()
+        if memory in self._memory:
+            copied = self._memory[memory]
+            return tensor if copied is None else _view_of(copied, tensor)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.numel() * tensor.element_size():
+            return tensor.detach().clone()
+        self._kept.append(tensor)
+        copied = self._memory[memory] = storage.clone()
+        return _view_of(copied, tensor)
+
+
+def _view_of(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
+    made = torch.empty(0, dtype=like.dtype, device=like.device)
+    return made.set_(storage, like.storage_offset(), like.size(), like.stride())
