@@ -12,9 +12,7 @@ from fxpasses.core import Record
 from fxpasses.errors import ResultError
 from fxpasses.page.text import as_text
 from fxpasses.registry import Registry
-
-KEY = "fxpasses"
-"""Where a result keeps its record, in `GraphModule.meta`."""
+from fxpasses.session.stages import META
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ def report(result: nn.Module, *, details: bool = False) -> Report:
         ResultError: `result` carries no record of a run, or one of another version.
     """
     meta = getattr(result, "meta", None)
-    if not isinstance(meta, dict) or KEY not in meta:
+    if not isinstance(meta, dict) or META not in meta:
         kind = type(result).__name__
         raise ResultError(f"a report needs a result of fxpasses.run; this {kind} has no record")
     try:
-        record = Record.from_dict(meta[KEY])
+        record = Record.from_dict(meta[META])
     except ValueError as error:
         raise ResultError(f"the result's record cannot be read: {error}") from error
     return Report(record, getattr(result, "calls", None), details)

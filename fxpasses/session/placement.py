@@ -67,13 +67,18 @@ def detached(model: nn.Module, device: torch.device | None = None) -> nn.Module:
     for module in copy.modules():
         for table in (module._parameters, module._buffers):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public way to rebind tied entries
             for name, tensor in table.items():
-                if tensor is not None:
-                    table[name] = own.setdefault(id(tensor), _own(tensor))  # pyright: ignore[reportArgumentType]  a Parameter stays one
+                if tensor is None:
+                    continue
+                if id(tensor) not in own:
+                    own[id(tensor)] = _own(tensor, device)
+                table[name] = own[id(tensor)]  # pyright: ignore[reportArgumentType]  a Parameter stays one
+    # Modules that keep more than tensors, such as the recurrent ones, follow by their own `to`.
     return copy if device is None else copy.to(device)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    value = tensor.detach().clone(memory_format=torch.preserve_format)
+def _own(tensor: Tensor, device: torch.device | None) -> Tensor:
+    value = tensor.detach()
+    value = value.clone() if device in (None, value.device) else value.to(device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(value, requires_grad=tensor.requires_grad)
     return value

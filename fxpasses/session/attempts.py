@@ -1,0 +1,212 @@
+"""Passes on forks of one captured model, again without what the verifier blames."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fxpasses.capture import Capture, fork
+from fxpasses.core import (
+    Facts,
+    ForeignPass,
+    GraphPass,
+    Group,
+    Item,
+    Numerics,
+    Program,
+    Refusal,
+    Step,
+)
+from fxpasses.core.record import PassRecord
+from fxpasses.manager import PassManager, PassRun
+from fxpasses.registry import Registry
+from fxpasses.search import first_bad
+from fxpasses.session.settings import Settings
+from fxpasses.verify import Blame, Verdict, check
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of the pipeline on a fork, and what the verifier says of it."""
+
+    program: Program
+    runs: Sequence[PassRun]
+    verdict: Verdict | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict is not None and not self.verdict.ok
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What is left out because the verifier blamed it: rewrites by id, passes by position."""
+
+    rewrites: frozenset[str] = frozenset()
+    passes: frozenset[int] = frozenset()
+
+    def __or__(self, other: "Undone") -> "Undone":
+        return Undone(self.rewrites | other.rewrites, self.passes | other.passes)
+
+    def __bool__(self) -> bool:
+        return bool(self.rewrites or self.passes)
+
+
+class Attempts:
+    """Optimises forks of `captured`, which itself stays as it is: the verifier's reference."""
+
+    def __init__(
+        self, captured: Capture, pipeline: Group, registry: Registry, settings: Settings
+    ) -> None:
+        self.captured = captured
+        self.pipeline = pipeline
+        self.registry = registry
+        self.settings = settings
+        self.seconds = {"passes": 0.0, "verify": 0.0}
+        self.undone = Undone()
+        self.blames: list[Blame] = []
+        self.left_out: list[PassRecord] = []
+
+    @property
+    def undone_names(self) -> list[str]:
+        """Rewrites and whole passes that were left out, for the record."""
+        return [*sorted(self.undone.rewrites), *(record.name for record in self.left_out)]
+
+    def plain(self) -> Attempt:
+        """One run of the passes, not verified."""
+        return self._optimise(self.undone)
+
+    def verified(self) -> Attempt:
+        """A run that the verifier agrees with, or whose failure nothing more can mend.
+
+        Raises:
+            VerificationError: the result is wrong, and `on_failure` is "raise", or leaving out
+                everything that is to blame does not help.
+        """
+        attempt = self._verify(self._optimise(self.undone))
+        while attempt.failed:
+            blames, guilty = self._guilty(attempt)
+            if self.settings.on_failure == "raise" or not guilty:
+                self._raise(attempt, blames)
+            self._undo(attempt, blames, guilty)
+            attempt = self._verify(self._optimise(self.undone))
+        return attempt
+
+    def _optimise(self, undone: Undone, up_to: int | None = None) -> Attempt:
+        program = fork(self.captured.program)
+        left_out = set(undone.passes)
+        if up_to is not None:
+            left_out.update(range(up_to + 1, number_of_passes(self.pipeline) + 1))
+        manager = PassManager(
+            without(self.pipeline, left_out),
+            training=self.settings.training,
+            gate=self.settings.gate(undone.rewrites),
+            keep_regions=self.settings.level != "off",
+            on_failure=self.settings.on_failure,
+            effects=self.registry.effects,
+        )
+        start = time.perf_counter()
+        runs = manager.run(program)
+        self.seconds["passes"] += time.perf_counter() - start
+        kept = [run for run in runs if run.record.position not in left_out]
+        return Attempt(program, kept)
+
+    def _verify(self, attempt: Attempt) -> Attempt:
+        start = time.perf_counter()
+        verdict = check(
+            self.captured.program,
+            attempt.program,
+            attempt.runs,
+            self.captured.arguments,
+            self.captured.reference,
+            level=self.settings.level,
+            training=self.settings.training,
+        )
+        self.seconds["verify"] += time.perf_counter() - start
+        return replace(attempt, verdict=verdict)
+
+    def _guilty(self, attempt: Attempt) -> tuple[list[Blame], Undone]:
+        """What the verifier blames and is not left out yet; found by bisection if it cannot say."""
+        assert attempt.verdict is not None
+        blames = list(attempt.verdict.blame)
+        known = {
+            applied.id for run in attempt.runs for one in run.applied.values() for applied in one
+        }
+        rewrites = frozenset(blame.id for blame in blames) & known
+        names = {blame.pass_name for blame in blames if blame.id not in known}
+        positions = frozenset(
+            run.record.position for run in attempt.runs if run.record.name in names
+        )
+        if rewrites or positions:
+            return blames, Undone(rewrites, positions)
+        return self._bisected(attempt)
+
+    def _bisected(self, attempt: Attempt) -> tuple[list[Blame], Undone]:
+        """The first pass with which the result is wrong."""
+        total = number_of_passes(self.pipeline)
+
+        def is_bad(passes: int) -> bool:
+            return self._verify(self._optimise(self.undone, up_to=passes)).failed
+
+        if total == 0 or is_bad(0):
+            return [], Undone()
+        position = first_bad(total, is_bad)
+        name = next(run.record.name for run in attempt.runs if run.record.position == position)
+        message = "the result is wrong from this pass on"
+        return [Blame(str(position), name, "", None, message)], Undone(passes=frozenset({position}))
+
+    def _undo(self, attempt: Attempt, blames: Sequence[Blame], guilty: Undone) -> None:
+        self.undone |= guilty
+        self.blames += blames
+        for run in attempt.runs:
+            if run.record.position in guilty.passes and run.record.round == 1:
+                self.left_out.append(_undone(run.record, blames))
+
+    def _raise(self, attempt: Attempt, blames: Sequence[Blame]) -> None:
+        assert attempt.verdict is not None
+        if blames and not attempt.verdict.blame:
+            attempt = replace(attempt, verdict=replace(attempt.verdict, blame=list(blames)))
+        assert attempt.verdict is not None
+        attempt.verdict.raise_if_failed()
+
+
+def _undone(record: PassRecord, blames: Sequence[Blame]) -> PassRecord:
+    reason = next((blame.message for blame in blames if blame.pass_name == record.name), None)
+    return replace(record, status="undone", error=reason, rewrites=[], bytes_folded=0)
+
+
+def passes_of(group: Group) -> Iterator[GraphPass | ForeignPass]:
+    """The passes in order, as their positions count them."""
+    for item in group.items:
+        if isinstance(item, Group):
+            yield from passes_of(item)
+        else:
+            yield item
+
+
+def number_of_passes(group: Group) -> int:
+    return sum(1 for _ in passes_of(group))
+
+
+def without(group: Group, positions: set[int]) -> Group:
+    """The group with stand-ins that do nothing at `positions`, so that the others keep theirs."""
+    return _without(group, positions, iter(range(1, number_of_passes(group) + 1)))
+
+
+def _without(group: Group, positions: set[int], numbers: Iterator[int]) -> Group:
+    def kept(item: Item) -> Item:
+        if isinstance(item, Group):
+            return _without(item, positions, numbers)
+        return _LeftOut() if next(numbers) in positions else item
+
+    return replace(group, items=tuple(kept(item) for item in group.items))
+
+
+class _LeftOut(GraphPass):
+    """Stands where a pass was left out."""
+
+    name = "left_out"
+    numerics = Numerics.EXACT
+    trains = True
+
+    def steps(self, module: object, facts: Facts) -> Iterator[Step | Refusal]:  # noqa: ARG002  the signature of a pass
+        return iter(())

@@ -1,0 +1,120 @@
+"""`run` and `plan`: from a model and pass names to an optimised module or a record."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxpasses.capture import release
+from fxpasses.core import Record
+from fxpasses.registry import Registry
+from fxpasses.session.arguments import as_call, require_module
+from fxpasses.session.isolation import untouched_globals
+from fxpasses.session.placement import device_of
+from fxpasses.session.settings import Settings, identifiers, level_of, on_failure_of
+from fxpasses.session.stages import Request, Session
+
+
+def run(  # noqa: PLR0913  the one entry point; all but two have defaults
+    model: nn.Module,
+    passes: Any,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | None = None,
+    training: bool | None = None,
+    verify: bool | str = True,
+    on_failure: str = "raise",
+    copy: bool = False,
+    fallback: bool = True,
+    registry: Registry | None = None,
+    guard_weights: bool = True,
+    skip: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+    stop_after: int | None = None,
+) -> GraphModule:
+    """Optimise `model` by `passes` and return the result; the model itself stays as it is.
+
+    Args:
+        model: any module. It is never written, moved, or switched to another mode.
+        passes: a pipeline as text (`"fuse_conv_bn,dce"`), or a list of names, passes and
+            callables on a GraphModule. An empty list captures the model and changes nothing.
+        example_inputs: the positional arguments of one call, as a tuple or list; a bare tensor
+            is the one argument. Without it, it is inferred where that is unambiguous.
+        example_kwargs: the keyword arguments of that call.
+        target: None leaves the result where the model is; "auto", "cpu" or "cuda" move a copy.
+        training: what the result is for; None takes the model's mode.
+        verify: True checks every rewrite at its site and the whole once; "each" the whole after
+            each pass; "full" also gradients and more probes; False checks nothing.
+        on_failure: "raise", or "skip" to leave out failing passes and rewrites found wrong.
+        copy: whether the result gets weights of its own. By default it shares the model's.
+        fallback: whether calls outside the captured pattern run the model's own code. Without,
+            they raise `GuardError`.
+        registry: where names are looked up; the default registry if None.
+        guard_weights: whether a call raises once a weight that was folded has been written.
+        skip: ids of rewrites that must not happen.
+        only: ids of the only rewrites that may happen.
+        stop_after: the number of rewrites to stop after.
+
+    Raises:
+        FxPassesError: one of its kinds; nothing has been changed then. What the model itself
+            raises on the example is raised as it is.
+    """
+    request = Request(
+        model=require_module(model),
+        registry=registry or Registry.default(),
+        call=as_call(example_inputs, example_kwargs),
+        settings=Settings(
+            training=model.training if training is None else training,
+            level=level_of(verify),
+            on_failure=on_failure_of(on_failure),
+            skip=identifiers(skip, "skip"),
+            only=None if only is None else identifiers(only, "only"),
+            stop_after=stop_after,
+        ),
+    )
+    device = device_of(target)
+    session = Session(request, request.registry.resolve(passes))
+    with untouched_globals():
+        session.place(device, copy=copy)
+        captured = session.capture()
+        attempt = session.optimise(captured)
+        result = session.finished(attempt, captured, guard_weights=guard_weights)
+    if not fallback:
+        release(result)
+    for warning in session.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return result
+
+
+def plan(  # noqa: PLR0913  the options of `run` that a plan can have
+    model: nn.Module,
+    passes: Any,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | None = None,
+    training: bool | None = None,
+    registry: Registry | None = None,
+    skip: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+) -> Record:
+    """What `run` would do, as a record: the passes run on a fork that is thrown away."""
+    request = Request(
+        model=require_module(model),
+        registry=registry or Registry.default(),
+        call=as_call(example_inputs, example_kwargs),
+        settings=Settings(
+            training=model.training if training is None else training,
+            skip=identifiers(skip, "skip"),
+            only=None if only is None else identifiers(only, "only"),
+        ),
+    )
+    session = Session(request, request.registry.resolve(passes))
+    session.record.target = target
+    session.record.dry_run = True
+    with untouched_globals():
+        session.optimise(session.capture())
+    return session.record

@@ -1,0 +1,163 @@
+"""One run, stage by stage; each fills its part of the record."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxpasses.capture import Capture, capture, finish, infer_arguments
+from fxpasses.core import Group, Program, Record
+from fxpasses.core.record import CaptureRecord, OpaqueRecord
+from fxpasses.errors import FxPassesWarning, TrainingModeWarning, UnverifiedWarning
+from fxpasses.registry import Registry
+from fxpasses.session.arguments import Call
+from fxpasses.session.attempts import Attempt, Attempts
+from fxpasses.session.folded import bytes_of, folded_tensors, mode_reasons, watches_on_sources
+from fxpasses.session.placement import detached, lives_on, moved
+from fxpasses.session.settings import Settings
+
+META = "fxpasses"
+"""Where a result keeps its record, in `GraphModule.meta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for, checked."""
+
+    model: nn.Module
+    registry: Registry
+    call: Call | None
+    settings: Settings
+
+
+class Session:
+    """A run under way."""
+
+    def __init__(self, request: Request, pipeline: Group) -> None:
+        self.request = request
+        self.pipeline = pipeline
+        self.model = request.model
+        self.call = request.call
+        self.warnings: list[FxPassesWarning] = []
+        self.record = Record(
+            model=type(request.model).__name__,
+            pipeline=request.registry.to_text(pipeline),
+            torch=torch.__version__,
+            training=request.settings.training,
+        )
+
+    def place(self, device: torch.device | None, *, copy: bool) -> None:
+        """Work on a copy where the model is to move, or to keep its weights to itself."""
+        if device is not None:
+            self.record.target = str(device)
+            if self.call is not None:
+                self.call = moved(self.call, device)
+        away = device is not None and not lives_on(self.model, device)
+        if away or copy:
+            self.model = detached(self.model, device)
+
+    def capture(self) -> Capture:
+        """The model as graphs, with the run of the example that comes along."""
+        start = time.perf_counter()
+        how = "none" if self.call is None else "given"
+        if self.call is None and self.request.settings.level != "off":
+            how = self._infer_call()
+        args, kwargs = self.call or (None, None)
+        training = self.request.settings.training
+        captured = capture(self.model, args, kwargs, training=training)
+        self.record.capture = _capture_record(captured, how)
+        self.record.seconds["capture"] = time.perf_counter() - start
+        return captured
+
+    def _infer_call(self) -> str:
+        inferred = infer_arguments(self.model)
+        if inferred is None:
+            self._unverified("no example inputs were given, and none could be inferred")
+            return "none"
+        arguments, text = inferred
+        self.call = (arguments.args, arguments.kwargs)
+        return f"inferred: {text}"
+
+    def optimise(self, captured: Capture) -> Attempt:
+        """The passes on a fork of what was captured, verified where that is asked for."""
+        settings = self.request.settings
+        attempts = Attempts(captured, self.pipeline, self.request.registry, settings)
+        unchecked = settings.level == "off" or captured.arguments is None
+        attempt = attempts.plain() if unchecked else attempts.verified()
+        self.record.seconds.update(attempts.seconds)
+        self._note(captured.program, attempts, attempt)
+        self._look_for_trouble(attempt)
+        return attempt
+
+    def finished(self, attempt: Attempt, captured: Capture, *, guard_weights: bool) -> GraphModule:
+        """What the user gets, with its record."""
+        result = finish(
+            attempt.program,
+            captured.program,
+            watches_on_sources(attempt.program, self.model),
+            mode_reasons(attempt.runs, training=self.request.settings.training),
+        )
+        result.guard_weights = guard_weights
+        result.meta[META] = self.record.as_dict()
+        return result
+
+    def _note(self, original: Program, attempts: Attempts, attempt: Attempt) -> None:
+        record = self.record
+        made = [run.record for run in attempt.runs]
+        record.passes = sorted(
+            [*made, *attempts.left_out], key=lambda one: (one.round, one.position)
+        )
+        record.nodes_before = _nodes(original)
+        record.nodes_after = _nodes(attempt.program)
+        record.bytes_rewritten = bytes_of(folded_tensors(attempt.program))
+        if attempt.verdict is not None:
+            record.verification = attempt.verdict.record
+        record.verification.undone = attempts.undone_names
+        record.notes += [
+            f"undone: {blame.pass_name} at {blame.node}: {blame.message}"
+            for blame in attempts.blames
+        ]
+
+    def _look_for_trouble(self, attempt: Attempt) -> None:
+        verdict = attempt.verdict
+        if verdict is not None and verdict.record.ok is None:
+            self._unverified("; ".join(verdict.record.notes) or "the result is not comparable")
+        refusals = [refusal for run in attempt.runs for refusal in run.record.refusals]
+        because = [one for one in refusals if "training mode" in one.reason]
+        if self.model.training and because:
+            text = (
+                f"the model is in training mode, so {len(because)} sites were left as they are: "
+                "call model.eval() first, unless the result is to be trained"
+            )
+            self.warnings.append(TrainingModeWarning(text))
+
+    def _unverified(self, reason: str) -> None:
+        text = f"the result is not verified: {reason}. Pass example_inputs=(...) of one call"
+        self.warnings.append(UnverifiedWarning(text))
+
+
+def _nodes(program: Program) -> int:
+    return sum(len(graph_module.graph.nodes) for _, graph_module in program)
+
+
+def _capture_record(captured: Capture, how: str) -> CaptureRecord:
+    covered = captured.coverage() if captured.arguments is not None else None
+    return CaptureRecord(
+        sizes=captured.sizes,
+        example=how,
+        graphs={path: len(one.graph.nodes) for path, one in captured.program},
+        opaque=[
+            OpaqueRecord(leaf.path, leaf.type, str(leaf.kind), leaf.reason, _text(leaf.source))
+            for leaf in captured.opaque
+        ],
+        calls_covered=None if covered is None else covered.calls,
+        flops_covered=None if covered is None else covered.flops,
+        guards=captured.guards,
+        traces=captured.traces,
+    )
+
+
+def _text(source: object) -> str | None:
+    return None if source is None else str(source)
