@@ -295,8 +295,8 @@ class Editor:
     def add_attribute(self, near: str, value: nn.Module | Tensor) -> str:
         """Put `value` on the module under a new name like `near`, and return the name.
 
-        Modules become submodules and Parameters parameters; other tensors are plain attributes,
-        so that they are in no `state_dict`.
+        Modules become submodules, Parameters parameters and Buffers buffers; other tensors are
+        plain attributes, which are in no `state_dict` and stay as they are under `.to()`.
         """
         name = self._fresh(near)
         module = self.module
@@ -304,6 +304,8 @@ class Editor:
             module.add_module(name, value)
         elif isinstance(value, nn.Parameter):
             module.register_parameter(name, value)
+        elif isinstance(value, nn.Buffer):
+            module.register_buffer(name, value, persistent=value.persistent)
         else:
             module.__dict__[name] = value
         self._undo.append(lambda: _delete_attribute(module, name))
@@ -320,6 +322,12 @@ class Editor:
     def parameter(self, fold: Fold, *, requires_grad: bool = False) -> nn.Parameter:
         """The folded tensor as a Parameter that is still known as folded."""
         made = nn.Parameter(fold.value, requires_grad=requires_grad)
+        self.folds.alias(fold, made)
+        return made
+
+    def buffer(self, fold: Fold, *, persistent: bool = True) -> nn.Buffer:
+        """The folded tensor as a Buffer that is still known as folded."""
+        made = nn.Buffer(fold.value, persistent=persistent)
         self.folds.alias(fold, made)
         return made
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 
@@ -50,6 +51,10 @@ class Facts(Protocol):
 
     def written_between(self, first: Node, last: Node, value: Node) -> Node | None:
         """A node strictly between two others that may write the memory of `value`, if any."""
+        ...
+
+    def is_written(self, tensor: Tensor) -> bool:
+        """Whether any node may write the memory of a parameter, buffer or other attribute."""
         ...
 
     def rank(self, node: Node) -> int | None: ...
