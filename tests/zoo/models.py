@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import timm
-import torch
 from torch import Tensor, nn
 from torchvision import models
 
@@ -71,7 +70,7 @@ SUBJECTS = (
     _torchvision("resnet50", foldable=53),
     _torchvision("mobilenet_v3_large", foldable=46),
     _torchvision("efficientnet_b0", foldable=49),
-    # Of 121 norms the 62 that read a concatenation stay: one a dense layer, three transitions, the last.
+    # Of 121 norms 62 read a concatenation: one a dense layer, three transitions, the last.
     _torchvision("densenet121", foldable=59),
     _torchvision("shufflenet_v2_x1_0", foldable=56),
     _torchvision("regnet_y_400mf", foldable=53),
