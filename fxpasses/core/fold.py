@@ -1,7 +1,7 @@
 """Tensors computed ahead of time, each with the formula that made it."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,9 @@ class Folds:
             if any(value.untyped_storage() is s.untyped_storage() for s in sources):
                 value = value.clone()
         return self.add(Fold(value, formula, tuple(sources)))
+
+    def __iter__(self) -> Iterator[Fold]:
+        return iter(self._folds.values())
 
     def add(self, fold: Fold) -> Fold:
         self._folds[id(fold.value)] = fold
