@@ -1,0 +1,58 @@
+"""The names that the package shows, and what an import of it costs."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import fxpasses
+
+
+@pytest.mark.parametrize("name", fxpasses.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    value = getattr(fxpasses, name)
+    assert name == "errors" or not isinstance(value, ModuleType)
+    assert name in dir(fxpasses)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'optimize'"):
+        _ = fxpasses.optimize
+
+
+def test_verbs_stay_verbs_when_their_subpackages_are_imported() -> None:
+    code = (
+        "import fxpasses.capture, fxpasses.verify, fxpasses.registry, fxpasses\n"
+        "from fxpasses.verify import check\n"
+        "assert callable(fxpasses.capture) and callable(fxpasses.verify)\n"
+        "assert isinstance(fxpasses.registry, fxpasses.Registry)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_errors_share_one_base() -> None:
+    errors = [
+        value
+        for value in vars(fxpasses.errors).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    strays = [
+        error
+        for error in errors
+        if not issubclass(error, fxpasses.errors.FxPassesError | fxpasses.errors.FxPassesWarning)
+    ]
+    assert len(errors) > 12
+    assert strays == []
+
+
+def test_the_import_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, fxpasses\n"
+        "print([m for m in ('torch','typer','rich','jinja2','networkx','graphviz')"
+        " if m in sys.modules])\n"
+        "fxpasses.run\n"
+        "print([m for m in ('typer','rich','jinja2','graphviz') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
