@@ -1,0 +1,68 @@
+"""Twelve real models: captured whole, every foldable norm folded, verified, and equal elsewhere."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+import fxpasses
+from tests.zoo.models import SUBJECTS, Subject, leaves
+
+PASSES = "fuse_conv_bn,constant_fold,dce"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=SUBJECTS, ids=lambda subject: subject.name)
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[Subject, nn.Module, GraphModule]]:
+    subject: Subject = request.param
+    torch.set_num_threads(1)
+    model = subject.build()
+    keys = list(model.state_dict())
+    versions = [tensor._version for tensor in model.state_dict(keep_vars=True).values()]
+
+    result = fxpasses.run(model, PASSES, subject.example())
+
+    assert list(model.state_dict()) == keys
+    assert [t._version for t in model.state_dict(keep_vars=True).values()] == versions
+    yield subject, model, result
+
+
+def test_is_verified(case: tuple[Subject, nn.Module, GraphModule]) -> None:
+    _, _, result = case
+    verification = fxpasses.report(result).record.verification
+    assert verification.ok is True, str(fxpasses.report(result))
+    assert verification.undone == []
+    assert verification.forwards <= 8
+
+
+def test_every_foldable_norm_is_folded(case: tuple[Subject, nn.Module, GraphModule]) -> None:
+    subject, _, result = case
+    (fuse, *_) = fxpasses.report(result).record.passes
+    assert fuse.name == "fuse_conv_bn"
+    assert len(fuse.rewrites) == subject.foldable, str(fxpasses.report(result))
+
+
+def test_is_captured(case: tuple[Subject, nn.Module, GraphModule]) -> None:
+    subject, _, result = case
+    capture = fxpasses.report(result).record.capture
+    assert capture.calls_covered is not None
+    assert capture.flops_covered is not None
+    assert capture.calls_covered >= subject.calls_covered, str(fxpasses.report(result))
+    assert capture.flops_covered >= subject.flops_covered, str(fxpasses.report(result))
+
+
+def test_other_sizes_are_equal(case: tuple[Subject, nn.Module, GraphModule]) -> None:
+    subject, model, result = case
+    with torch.no_grad():
+        for name, call in {"the example": subject.example(), **subject.others()}.items():
+            expected, found = leaves(model(*call)), leaves(result(*call))
+            assert [leaf.shape for leaf in found] == [leaf.shape for leaf in expected], name
+            for one, other in zip(found, expected, strict=True):
+                scale = float(other.double().norm())
+                assert float((one.double() - other.double()).norm()) <= 1e-3 * scale, name
+    calls = fxpasses.report(result).calls
+    assert calls is not None
+    assert calls["graph"] + calls["fallback"] >= 1 + len(subject.others())
