@@ -44,6 +44,14 @@ class Facts(Protocol):
         """Whether the result is to be trained: weights that require gradients are not constants."""
         ...
 
+    @property
+    def owns_state(self) -> bool:
+        """Whether this graph alone reads what the module holds.
+
+        Not so where the graph stands in for the `forward` of a module inside a model.
+        """
+        ...
+
     def effects(self, node: Node) -> Effects: ...
     def may_alias(self, a: Node, b: Node) -> bool:
         """Whether `a` and `b` may share memory."""
