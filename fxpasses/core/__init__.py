@@ -1,9 +1,10 @@
 """The core of a pass: transactions, rewrites, facts, programs."""
 
-from fxpasses.core.editor import Applied, Editor, Region, Replacement, attribute, cut_region
+from fxpasses.core.applied import Applied, Region, Replacement, attribute, cut_region
+from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Effects, Facts
 from fxpasses.core.fold import Fold, Folds, Formula, Watch, widened
-from fxpasses.core.pipeline import ForeignPass, Group, Item, foreign
+from fxpasses.core.pipeline import ForeignPass, Group, Item, check_order, foreign
 from fxpasses.core.program import Program
 from fxpasses.core.record import Record
 from fxpasses.core.rewrite import (
@@ -68,6 +69,7 @@ __all__ = [
     "Watch",
     "attribute",
     "carry_out",
+    "check_order",
     "cut_region",
     "foreign",
     "is_replaced",

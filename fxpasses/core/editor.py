@@ -1,62 +1,20 @@
 """How a pass changes a graph: as one transaction that adds and rewires, and can be taken back."""
 
-import keyword
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.core import attributes
+from fxpasses.core.applied import Applied, Operands, Replacement, cut_region
 from fxpasses.core.facts import Facts
 from fxpasses.core.fold import Fold, Folds, Formula
-from fxpasses.core.values import MODULE_STACK, ORIGIN, REPLACED, SOURCE, STANDS_FOR, is_replaced
+from fxpasses.core.snapshot import Snapshot
+from fxpasses.core.values import MODULE_STACK, ORIGIN, REPLACED, SOURCE, STANDS_FOR
 from fxpasses.errors import BudgetError, PassError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Region:
-    """A piece of a graph, cut out as it stood: how some values follow from others.
-
-    The placeholders of `graph` take the values of the captured nodes named by `inputs`, in that
-    order; its output is the tuple of the region's results. `attributes` holds what its
-    `get_attr` and `call_module` targets meant.
-    """
-
-    graph: Graph
-    inputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """One value that is computed in another way: `new` is read wherever `old` was."""
-
-    old: str
-    new: str
-    stands_for: str | None
-    """The captured node whose value both have, or None where no captured node has it."""
-
-
-@dataclass(slots=True, eq=False)
-class Applied:
-    """One numbered rewrite, as it was carried out."""
-
-    id: str
-    node: str
-    why: str
-    source: str | None
-    replacements: list[Replacement] = field(default_factory=list[Replacement])
-    created: list[str] = field(default_factory=list[str])
-    absorbed: list[str] = field(default_factory=list[str])
-    erased: list[str] = field(default_factory=list[str])
-    after: Region | None = None
-    """Computes each replacement's new value, in order. None where regions are not kept."""
-    before: Region | None = None
-    """Computes the old values of the replacements that stand for no captured node."""
 
 
 class Editor:
@@ -90,25 +48,29 @@ class Editor:
         self._facts = facts
         self._keep_regions = keep_regions
         self._node_budget = node_budget
-        self._current: Applied | None = None
+        self._before = Snapshot(module)
         self._created: dict[Node, None] = {}
-        self._pairs: list[tuple[Node, Node]] = []
-        self._point: Node | None = None
-        self._undo: list[Callable[[], None]] = []
-        self._doomed: list[Node] = []
-        self._gone_attributes: list[str] = []
-        self._touched: dict[Node, None] = {}
+        self._rewired: dict[Node, None] = {}
+        self._doomed: dict[Node, None] = {}
+        self._added: list[str] = []
+        self._unwanted: list[str] = []
+        self._sealed = False
+        self._current: _Rewriting | None = None
 
     # -- the transaction
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self.commit()
-        else:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
             self.rollback()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.rollback()
+            raise
 
     @property
     def graph(self) -> Graph:
@@ -117,64 +79,94 @@ class Editor:
     @property
     def changed(self) -> bool:
         """Whether anything was done that a commit makes final."""
-        return bool(self._undo or self._doomed or self._gone_attributes)
+        return bool(self._created or self._rewired or self._doomed or self._added or self._unwanted)
+
+    @property
+    def created(self) -> int:
+        """How many nodes were made."""
+        return len(self._created)
 
     def commit(self) -> None:
-        """Erase what was replaced and nothing reads, check the graph, generate its code once."""
+        """Erase what was replaced and nothing reads, check the graph, generate its code once.
+
+        Raises:
+            PassError: the graph is broken, or was changed in other ways than by this editor.
+                Nothing is taken back: call `rollback`, as the context manager does.
+        """
+        self.seal()
+
+    def seal(self) -> None:
+        """All that a commit does. Until the editor is dropped, `rollback` can still undo it."""
+        if self._sealed:
+            return
+        if found := self._before.difference(
+            self._created, {**self._rewired, **self._doomed}, self._added
+        ):
+            raise PassError(f"{self.author} edited the graph behind the editor's back: {found}")
+        self._sealed = True
         if not self.changed:
             return
         try:
-            # First, while a broken graph can still be rolled back.
             self.graph.lint()
             self._erase_doomed()
-            for path in self._gone_attributes:
-                _delete_attribute(self.module, path)
+            attributes.remove_unused(self.module, self._unwanted)
+            self.graph.lint()
             self.module.recompile()
         except Exception as error:
-            raise PassError(f"{self.author} left a broken graph behind: {error}") from error
-        self._undo.clear()
+            reason = str(error).partition("\n")[0]
+            raise PassError(f"{self.author} left a broken graph behind: {reason}") from error
 
     def rollback(self) -> None:
-        """Take back everything since the editor was made. Only before `commit`."""
-        while self._undo:
-            self._undo.pop()()
-        self._doomed.clear()
-        self._gone_attributes.clear()
+        """Put everything back as it was when the editor was made, whoever changed it."""
+        self._before.restore()
         self.applied.clear()
         self._current = None
+        touched = [*self._created, *self._rewired, *self._doomed]
+        self._created.clear()
+        self._rewired.clear()
+        self._doomed.clear()
+        self._added.clear()
+        self._unwanted.clear()
         if self._facts is not None:
-            self._facts.changed(list(self._touched))
-        self._forget()
+            self._facts.changed(touched)
 
     @contextmanager
     def rewrite(self, identifier: str, at: Node, why: str = "") -> Generator[Applied]:
         """The numbered rewrite that the edits inside the block belong to.
 
-        New nodes are created before `at` unless `before` or `after` says otherwise.
+        New nodes are created before `at` unless `before` or `after` says otherwise. A block that
+        does nothing is no rewrite.
         """
         source = at.meta.get(SOURCE)
         applied = Applied(identifier, at.name, why, None if source is None else str(source))
-        self._current, self._point = applied, at
+        self._current = current = _Rewriting(applied, at)
         try:
             yield applied
         finally:
-            self._current = self._point = None
-        self._finish(applied)
+            self._current = None
+        self._finish(current)
 
     @contextmanager
     def before(self, node: Node) -> Generator[None]:
         """Create nodes just before `node` inside the block."""
-        point, self._point = self._point, node
-        try:
+        with self._creating(node, near=node):
             yield
-        finally:
-            self._point = point
 
     @contextmanager
     def after(self, node: Node) -> Generator[None]:
         """Create nodes just after `node` inside the block."""
-        with self.before(node.next):
+        with self._creating(node.next, near=node):
             yield
+
+    @contextmanager
+    def _creating(self, point: Node, near: Node) -> Generator[None]:
+        current = self._require_current()
+        outer = current.point, current.near
+        current.point, current.near = point, near
+        try:
+            yield
+        finally:
+            current.point, current.near = outer
 
     # -- nodes
 
@@ -204,18 +196,16 @@ class Editor:
     def _create(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Node:
-        current, point = self._current, self._point
-        if current is None or point is None:
-            raise PassError(f"{self.author} edits outside of a rewrite")
+        current = self._require_current()
         self._spend_node()
-        with self.graph.inserting_before(point):
+        with self.graph.inserting_before(current.point):
             node = self.graph.create_node(op, target, args, dict(kwargs))
-        node.meta.update({k: point.meta[k] for k in (SOURCE, MODULE_STACK) if k in point.meta})
+        known = current.near.meta
+        node.meta.update({key: known[key] for key in (SOURCE, MODULE_STACK) if key in known})
         node.meta[ORIGIN] = (self.author,)
-        self._undo.append(lambda: self.graph.erase_node(node))
-        current.created.append(node.name)
-        self._created[node] = None
-        self._touch(node, *node.all_input_nodes)
+        current.applied.created.append(node.name)
+        current.created[node] = self._created[node] = None
+        current.touch(node, *node.all_input_nodes)
         return node
 
     def _spend_node(self) -> None:
@@ -223,7 +213,9 @@ class Editor:
             return
         self._node_budget -= 1
         if self._node_budget < 0:
-            raise BudgetError(f"{self.author} makes the graph grow without end: no nodes left")
+            raise BudgetError(
+                f"{self.author} makes the graph grow without end: it has made {self.created} nodes"
+            )
 
     def replace(self, old: Node, new: Node, *, absorbing: Sequence[Node] = ()) -> None:
         """Read `new` wherever `old` was read, except in what this rewrite itself created.
@@ -232,63 +224,61 @@ class Editor:
         `old` and `absorbing` are erased at commit, if nothing reads them then.
         """
         current = self._require_current()
-        mine = self._created
         stands_for = old.meta.get(STANDS_FOR)
-        current.replacements.append(Replacement(old.name, new.name, stands_for))
-        self._pairs.append((old, new))
-        current.absorbed.extend(node.name for node in absorbing)
-        if new in mine:
+        current.applied.replacements.append(Replacement(old.name, new.name, stands_for))
+        current.pairs.append((old, new))
+        current.applied.absorbed.extend(node.name for node in absorbing)
+        if new in current.created:
             self._inherit(old, new, absorbing)
         for user in list(old.users):
-            if user not in mine and user is not new:
-                self._rewire(user, old, new)
+            if user not in current.created and user is not new:
+                self._rewire(current, user, old, new)
         for node in (old, *absorbing):
-            self._doom(node)
+            if node.op not in ("placeholder", "output"):
+                self._doom(current, node)
 
     def rewire(self, user: Node, old: Node, new: Node) -> None:
         """Let `user` alone read `new` where it read `old`."""
-        self._require_current()
-        self._rewire(user, old, new)
+        self._rewire(self._require_current(), user, old, new)
 
     def erase(self, node: Node) -> None:
         """Remove `node` at commit. Nothing may read it then."""
-        self._require_current().erased.append(node.name)
-        self._doom(node)
+        current = self._require_current()
+        if node.op in ("placeholder", "output"):
+            raise PassError(f"{self.author} erases {node.name}, which is part of the signature")
+        current.applied.erased.append(node.name)
+        self._doom(current, node)
 
-    def _rewire(self, user: Node, old: Node, new: Node) -> None:
-        args, kwargs = user.args, user.kwargs
-
-        def restore() -> None:
-            user.args, user.kwargs = args, kwargs
-
-        self._undo.append(restore)
+    def _rewire(self, current: "_Rewriting", user: Node, old: Node, new: Node) -> None:
+        current.operands.setdefault(user, (user.args, user.kwargs))
+        self._rewired[user] = None
         user.replace_input_with(old, new)
-        self._touch(user, old, new)
+        current.touch(user, old, new)
 
     def _inherit(self, old: Node, new: Node, absorbing: Sequence[Node]) -> None:
-        origins = [self.author]
+        origins = list(new.meta.get(ORIGIN, (self.author,)))
         for node in (old, *absorbing):
             earlier = node.meta.get(ORIGIN)
             origins.extend(earlier[1:] if earlier and len(earlier) > 1 else (node.name,))
         kept = {k: v for k, v in old.meta.items() if k != REPLACED}
         new.meta = {**kept, ORIGIN: tuple(dict.fromkeys(origins))}
 
-    def _doom(self, node: Node) -> None:
-        if is_replaced(node):
-            return
+    def _doom(self, current: "_Rewriting", node: Node) -> None:
         node.meta[REPLACED] = True
-        self._undo.append(lambda: node.meta.pop(REPLACED, None) and None)
-        self._doomed.append(node)
-        self._touch(node, *node.all_input_nodes)
+        self._doomed[node] = None
+        current.touch(node, *node.all_input_nodes)
 
     def _erase_doomed(self) -> None:
         """Readers come before what they read; what something else still reads stays."""
+        touched: dict[Node, None] = {}
         for node in sorted(self._doomed, reverse=True):
             if node.users:
                 node.meta.pop(REPLACED, None)
-            else:
-                self.graph.erase_node(node)
-        self._doomed.clear()
+                continue
+            touched.update(dict.fromkeys((node, *node.all_input_nodes)))
+            self.graph.erase_node(node)
+        if self._facts is not None:
+            self._facts.changed(list(touched))
 
     # -- attributes
 
@@ -298,17 +288,8 @@ class Editor:
         Modules become submodules, Parameters parameters and Buffers buffers; other tensors are
         plain attributes, which are in no `state_dict` and stay as they are under `.to()`.
         """
-        name = self._fresh(near)
-        module = self.module
-        if isinstance(value, nn.Module):
-            module.add_module(name, value)
-        elif isinstance(value, nn.Parameter):
-            module.register_parameter(name, value)
-        elif isinstance(value, nn.Buffer):
-            module.register_buffer(name, value, persistent=value.persistent)
-        else:
-            module.__dict__[name] = value
-        self._undo.append(lambda: _delete_attribute(module, name))
+        name = attributes.add(self.module, near, value)
+        self._added.append(name)
         return name
 
     def fold(self, formula: Formula, *sources: Tensor, dtype: torch.dtype | None = None) -> Fold:
@@ -332,97 +313,55 @@ class Editor:
         return made
 
     def remove_attribute(self, path: str) -> None:
-        """Take a submodule, parameter, buffer or plain attribute out of the module at commit."""
-        self._require_current().erased.append(path)
-        self._gone_attributes.append(path)
+        """Take a submodule, parameter, buffer or plain attribute out of the module at commit.
 
-    def _fresh(self, near: str) -> str:
-        stem = re.sub(r"\W", "_", near) or "_"
-        if stem[0].isdigit() or keyword.iskeyword(stem):
-            stem = f"_{stem}"
-        name, number = stem, 0
-        while hasattr(self.module, name):
-            number += 1
-            name = f"{stem}_{number}"
-        return name
+        What the graph still uses then, under this name or another, stays.
+        """
+        self._require_current().applied.erased.append(path)
+        self._unwanted.append(path)
 
     # -- bookkeeping
 
-    def _require_current(self) -> Applied:
+    def _require_current(self) -> "_Rewriting":
         if self._current is None:
             raise PassError(f"{self.author} edits outside of a rewrite")
         return self._current
 
-    def _touch(self, *nodes: Node) -> None:
-        self._touched.update(dict.fromkeys(nodes))
-
-    def _finish(self, applied: Applied) -> None:
-        if self._keep_regions and self._pairs:
-            new = [new for _, new in self._pairs]
-            lost = [old for old, _ in self._pairs if STANDS_FOR not in old.meta]
-            applied.after = cut_region(self.module, new, inside=set(self._created))
-            applied.before = cut_region(self.module, lost) if lost else None
-        self.applied.append(applied)
+    def _finish(self, current: "_Rewriting") -> None:
+        if not current.did_something:
+            return
+        if self._keep_regions:
+            current.cut_regions(self.module)
+        self.applied.append(current.applied)
         if self._facts is not None:
-            self._facts.changed(list(self._touched))
-        self._forget()
-
-    def _forget(self) -> None:
-        self._touched.clear()
-        self._created.clear()
-        self._pairs.clear()
+            self._facts.changed(list(current.touched))
 
 
-def cut_region(
-    module: GraphModule, outputs: Sequence[Node], inside: set[Node] | None = None
-) -> Region:
-    """Copy what computes `outputs`, back to the nodes that stand for captured ones.
+class _Rewriting:
+    """One rewrite while it is carried out."""
 
-    Nodes in `inside` belong to the region even where they stand for a captured node.
-    """
-    inside = inside or set()
-    graph, copies = Graph(), dict[Node, Node]()
-    inputs: list[str] = []
-    attributes: dict[str, Any] = {}
-    for node in _region_order(outputs, inside):
-        if _is_border(node, inside):
-            copies[node] = graph.placeholder(f"input_{len(inputs)}")
-            inputs.append(str(node.meta.get(STANDS_FOR, node.name)))
-            continue
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        if node.op in ("get_attr", "call_module"):
-            attributes[str(node.target)] = attribute(module, str(node.target))
-    graph.output(tuple(copies[node] for node in outputs))
-    return Region(graph, tuple(inputs), attributes)
+    def __init__(self, applied: Applied, at: Node) -> None:
+        self.applied = applied
+        self.point = at
+        self.near = at
+        self.created: dict[Node, None] = {}
+        self.pairs: list[tuple[Node, Node]] = []
+        self.operands: dict[Node, Operands] = {}
+        """What rewired nodes read before this rewrite."""
+        self.touched: dict[Node, None] = {}
 
+    def touch(self, *nodes: Node) -> None:
+        self.touched.update(dict.fromkeys(nodes))
 
-def _is_border(node: Node, inside: set[Node]) -> bool:
-    return node.op == "placeholder" or (STANDS_FOR in node.meta and node not in inside)
+    @property
+    def did_something(self) -> bool:
+        return bool(self.touched or self.applied.replacements or self.applied.erased)
 
-
-def _region_order(outputs: Sequence[Node], inside: set[Node]) -> list[Node]:
-    found: dict[Node, None] = {}
-    stack = list(outputs)
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found[node] = None
-        if not _is_border(node, inside):
-            stack.extend(node.all_input_nodes)
-    order = sorted(found)
-    return sorted(order, key=lambda node: not _is_border(node, inside))
-
-
-def attribute(module: nn.Module, path: str) -> Any:
-    """What `path` names below `module`: a submodule, a tensor, anything."""
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _delete_attribute(module: nn.Module, path: str) -> None:
-    *parents, name = path.split(".")
-    owner = attribute(module, ".".join(parents)) if parents else module
-    delattr(owner, name)
+    def cut_regions(self, module: GraphModule) -> None:
+        if not self.pairs:
+            return
+        new = [new for _, new in self.pairs]
+        lost = [old for old, _ in self.pairs if STANDS_FOR not in old.meta]
+        self.applied.after = cut_region(module, new, inside=self.created)
+        if lost:
+            self.applied.before = cut_region(module, lost, operands=self.operands)

@@ -43,14 +43,25 @@ class Folds:
     def fold(self, formula: Formula, sources: Sequence[Tensor], dtype: torch.dtype) -> Fold:
         """Compute `formula` of the float64 values of `sources` and round the result to `dtype`."""
         with torch.no_grad():
-            wide = formula(*(self.exact(source) for source in sources))
-            value = wide.to(dtype)
-            if any(value.untyped_storage() is s.untyped_storage() for s in sources):
-                value = value.clone()
+            wide = formula(*(_own(self.exact(source), source) for source in sources))
+            value = _compact(wide.to(dtype))
         return self.add(Fold(value, formula, tuple(sources)))
 
     def __iter__(self) -> Iterator[Fold]:
         return iter(self._folds.values())
+
+    def __len__(self) -> int:
+        return len(self._folds)
+
+    def since(self, length: int) -> list[Fold]:
+        """The folds that were added after there were `length`, one for each storage."""
+        added = list(self._folds.values())[length:]
+        return list({id(fold.value.untyped_storage()): fold for fold in added}.values())
+
+    def forget_since(self, length: int) -> None:
+        """Drop the folds that were added after there were `length`: their pass is rolled back."""
+        for key in list(self._folds)[length:]:
+            del self._folds[key]
 
     def add(self, fold: Fold) -> Fold:
         self._folds[id(fold.value)] = fold
@@ -80,6 +91,18 @@ class Folds:
         for source in fold.sources:
             found.update((id(root), root) for root in self.roots(source))
         return tuple(found.values())
+
+
+def _own(wide: Tensor, source: Tensor) -> Tensor:
+    """A copy where `wide` is the source itself, which a formula must not be able to write."""
+    shares = wide.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return wide.clone() if shares else wide
+
+
+def _compact(value: Tensor) -> Tensor:
+    """The tensor in a storage that holds nothing else."""
+    storage_bytes = value.untyped_storage().nbytes()
+    return value.clone() if storage_bytes != value.numel() * value.element_size() else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """A pipeline as the manager runs it: passes in order, in groups that may repeat."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
 from fxpasses.core.rewrite import GraphPass, Numerics
+from fxpasses.errors import PipelineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,27 @@ class Group:
     items: tuple[Item, ...]
     repeat: int = 1
     name: str = ""
+
+    def passes(self) -> Iterator["GraphPass | ForeignPass"]:
+        """The passes in order, each once, through all nested groups."""
+        for item in self.items:
+            if isinstance(item, Group):
+                yield from item.passes()
+            else:
+                yield item
+
+
+def check_order(pipeline: Group) -> None:
+    """Check that what each pass declares in `runs_after` comes before it, where it is present.
+
+    Raises:
+        PipelineError: a pass stands before one that it has to run after.
+    """
+    names = [item.name for item in pipeline.passes()]
+    earlier: set[str] = set()
+    for item in pipeline.passes():
+        needed = item.runs_after if isinstance(item, GraphPass) else ()
+        for name in needed:
+            if name in names and name not in earlier and name != item.name:
+                raise PipelineError(f"{item.name} has to run after {name}: put {name} before it")
+        earlier.add(item.name)

@@ -2,17 +2,20 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum, auto
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, dataclass_transform
 
 from torch.fx import GraphModule, Node
 
-from fxpasses.core.editor import Applied, Editor
+from fxpasses.core.applied import Applied
+from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Facts
 from fxpasses.core.values import is_replaced, source_of
-from fxpasses.errors import PassError
+from fxpasses.errors import BudgetError, PassError
 
 SiteT = TypeVar("SiteT")
 SiteT_contra = TypeVar("SiteT_contra", contravariant=True)
@@ -140,9 +143,17 @@ class Rewrite(GraphPass, Generic[SiteT]):
 
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
         for node in list(module.graph.nodes):
-            if is_replaced(node) or (site := self.match(node, facts)) is None:
-                continue
-            yield self._refusal(node, site, facts) or self._step(node, site)
+            if not is_replaced(node):
+                with blamed_on(self.name, node):
+                    proposed = self._proposal(node, facts)
+                if proposed is not None:
+                    yield proposed
+
+    def _proposal(self, node: Node, facts: Facts) -> Step | Refusal | None:
+        site = self.match(node, facts)
+        if site is None:
+            return None
+        return self._refusal(node, site, facts) or self._step(node, site)
 
     def _step(self, node: Node, site: SiteT) -> Step:
         return Step(node, self.why(site), lambda edit: self.rewrite(site, edit))
@@ -193,6 +204,21 @@ class Label:
         return f"{self.position}:{pass_name}@{self.path}/{node.name}{repeated}"
 
 
+@contextmanager
+def blamed_on(what: str, node: Node) -> Generator[None]:
+    """Turn whatever is raised inside into a PassError that names `what`, node and source line."""
+    try:
+        yield
+    except PassError:
+        raise
+    except Exception as error:
+        source = source_of(node)
+        where = f" ({source})" if source else ""
+        raise PassError(
+            f"{what} raised {type(error).__name__} at {node.name}{where}: {error}"
+        ) from error
+
+
 def carry_out(
     graph_pass: GraphPass,
     facts: Facts,
@@ -200,6 +226,7 @@ def carry_out(
     *,
     label: Label = Label(),
     gate: Gate | None = None,
+    most_steps: int | None = None,
 ) -> list[Refusal]:
     """Run the steps of a pass on the graph of `edit`, and return what it refused.
 
@@ -207,39 +234,43 @@ def carry_out(
 
     Raises:
         PassError: chained from whatever the pass raised, naming pass, rewrite and source line.
+        BudgetError: the pass proposes more than `most_steps` steps.
     """
     gate = gate or Gate()
     refusals: list[Refusal] = []
-    steps = graph_pass.steps(edit.module, facts)
-    while True:
-        try:
-            step = next(steps, None)
-        except PassError:
-            raise
-        except Exception as error:
-            where = f"{graph_pass.name} on the graph of {label.path or 'the model'}"
-            raise PassError(f"{where} raised {type(error).__name__}: {error}") from error
-        if step is None:
-            return refusals
+    seen: Counter[str] = Counter()
+    for number, step in enumerate(_steps(graph_pass, facts, edit, label)):
+        if most_steps is not None and number >= most_steps:
+            raise BudgetError(f"{graph_pass.name} proposes steps without end: {number} so far")
         if isinstance(step, Refusal):
-            refusals.append(step)
+            refusals.append(replace(step, path=label.path))
             continue
-        _carry_out_step(graph_pass, step, edit, label.identifier(graph_pass.name, step.at), gate)
+        identifier = label.identifier(graph_pass.name, step.at)
+        seen[identifier] += 1
+        if seen[identifier] > 1:
+            identifier = f"{identifier}.{seen[identifier]}"
+        if gate.admits(identifier):
+            with blamed_on(identifier, step.at), edit.rewrite(identifier, step.at, step.why):
+                step.do(edit)
+    return refusals
 
 
-def _carry_out_step(
-    graph_pass: GraphPass, step: Step, edit: Editor, identifier: str, gate: Gate
-) -> None:
-    if not gate.admits(identifier):
-        return
-    source = source_of(step.at)
+def _steps(
+    graph_pass: GraphPass, facts: Facts, edit: Editor, label: Label
+) -> Iterator[Step | Refusal]:
+    where = f"{graph_pass.name} on the graph of {label.path or 'the model'}"
     try:
-        with edit.rewrite(identifier, step.at, step.why):
-            step.do(edit)
+        yield from _checked(graph_pass.steps(edit.module, facts), edit, where)
     except PassError:
         raise
     except Exception as error:
-        where = f" ({source})" if source else ""
-        raise PassError(
-            f"{graph_pass.name} raised {type(error).__name__} in {identifier}{where}: {error}"
-        ) from error
+        raise PassError(f"{where} raised {type(error).__name__}: {error}") from error
+
+
+def _checked(steps: Iterable[Any], edit: Editor, where: str) -> Iterator[Step | Refusal]:
+    for step in steps:
+        if not isinstance(step, Step | Refusal):
+            raise PassError(f"{where} yields {step!r}, which is neither a Step nor a Refusal")
+        if isinstance(step, Step) and step.at.graph is not edit.graph:
+            raise PassError(f"{where} proposes a step at {step.at}, a node of another graph")
+        yield step

@@ -1,0 +1,97 @@
+"""Attributes of a module by path: new names, and removal of what nothing uses."""
+
+import keyword
+import re
+from collections.abc import Collection, Iterable
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+_REMOVED = "removed_names"  # in the meta of a graph module: names that must not come back
+
+
+def add(module: GraphModule, near: str, value: nn.Module | Tensor) -> str:
+    """Put `value` on the module under a new name like `near`, and return the name."""
+    name = fresh_name(module, near)
+    if isinstance(value, nn.Module):
+        module.add_module(name, value)
+    elif isinstance(value, nn.Parameter):
+        module.register_parameter(name, value)
+    elif isinstance(value, nn.Buffer):
+        module.register_buffer(name, value, persistent=value.persistent)
+    else:
+        module.__dict__[name] = value
+    return name
+
+
+def fresh_name(module: GraphModule, near: str) -> str:
+    """A name like `near` that the module does not have, and has never had."""
+    stem = re.sub(r"\W", "_", near) or "_"
+    if stem[0].isdigit() or keyword.iskeyword(stem):
+        stem = f"_{stem}"
+    removed: Collection[str] = module.meta.get(_REMOVED, ())
+    name, number = stem, 0
+    while name in removed or has_name(module, name):
+        number += 1
+        name = f"{stem}_{number}"
+    return name
+
+
+def has_name(module: nn.Module, name: str) -> bool:
+    """Like hasattr, but without asking a `__getattr__` that may answer to anything."""
+    own = vars(module)
+    held = (own["_modules"], own["_parameters"], own["_buffers"])
+    return name in own or any(name in names for names in held) or hasattr(type(module), name)
+
+
+def holder(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that holds what `path` names, and its name there."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        module = getattr(module, parent)
+    return module, name
+
+
+def remove_unused(module: GraphModule, paths: Iterable[str]) -> list[str]:
+    """Delete attributes; those that the graph still uses, under any name, stay.
+
+    Returns the paths that are gone.
+    """
+    paths = list(paths)
+    if not paths:
+        return []
+    used = _Used(module)
+    gone = [path for path in paths if _delete(module, path, used)]
+    tops = (path for path in gone if "." not in path)
+    module.meta[_REMOVED] = tuple(dict.fromkeys((*module.meta.get(_REMOVED, ()), *tops)))
+    return gone
+
+
+def _delete(module: nn.Module, path: str, used: "_Used") -> bool:
+    owner, name = holder(module, path)
+    if used.names(owner, name):
+        return False
+    delattr(owner, name)
+    return True
+
+
+class _Used:
+    """What a graph uses of its module: names on the way to its targets, and called modules."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._names: set[tuple[int, str]] = set()
+        self._called: dict[int, nn.Module] = {}
+        for node in module.graph.nodes:
+            if node.op in ("get_attr", "call_module"):
+                self._follow(module, str(node.target), called=node.op == "call_module")
+
+    def names(self, owner: nn.Module, name: str) -> bool:
+        return (id(owner), name) in self._names or id(owner) in self._called
+
+    def _follow(self, module: nn.Module, path: str, *, called: bool) -> None:
+        value = module
+        for name in path.split("."):
+            self._names.add((id(value), name))
+            value = getattr(value, name)
+        if called and id(value) not in self._called:
+            self._called.update((id(part), part) for part in value.modules())

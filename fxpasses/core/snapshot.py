@@ -1,0 +1,210 @@
+"""A graph module as it was: to tell what changed, and to put it back."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+_DICTS: Final = ("_modules", "_parameters", "_buffers")
+# What belongs to the graph and the code made of it, which are looked after apart.
+_OF_THE_GRAPH: Final = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start"})
+_MISSING: Final = object()
+
+
+@dataclass(slots=True)
+class _NodeState:
+    node: Node
+    name: str
+    op: str
+    target: Any
+    args: Any
+    kwargs: Any
+    type: Any
+    meta: dict[str, Any]
+
+    @classmethod
+    def of(cls, node: Node) -> "_NodeState":
+        return cls(
+            node,
+            node.name,
+            node.op,
+            node.target,
+            node.args,
+            node.kwargs,
+            node.type,
+            dict(node.meta),
+        )
+
+    def is_kept(self) -> bool:
+        """Whether the node still is what it was, metadata apart."""
+        node = self.node
+        same = node.name == self.name and node.op == self.op and node.target is self.target
+        return same and _equal(node.args, self.args) and _equal(node.kwargs, self.kwargs)
+
+    def restore(self) -> None:
+        node = self.node
+        if not self.is_kept():
+            node.name, node.op, node.target = self.name, self.op, self.target
+            node.args, node.kwargs = self.args, self.kwargs
+        node.type = self.type
+        node.meta = dict(self.meta)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or repr(a) == repr(b)
+
+
+class Snapshot:
+    """The nodes of a graph with their operands and metadata, and the module's attributes.
+
+    Tensors and submodules are held as they are, not copied: what is written *into* a tensor is
+    not seen. Graph modules below the module are left to their own snapshots.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._graph = module.graph
+        self._states = [_NodeState.of(node) for node in module.graph.nodes]
+        self._names = _namespace(module.graph)
+        self._holders = [_Holder(m) for m in _own_modules(module)]
+
+    def difference(
+        self,
+        created: Collection[Node],
+        rewired: Collection[Node],
+        attributes: Collection[str],
+    ) -> str | None:
+        """What is not as it was, apart from what the caller knows of; None if nothing.
+
+        Args:
+            created: nodes that are new.
+            rewired: nodes whose operands have changed.
+            attributes: names that were put on the module itself.
+        """
+        if self._module.graph is not self._graph:
+            return "the module has another graph"
+        nodes = iter([node for node in self._graph.nodes if node not in created])
+        for state in self._states:
+            if next(nodes, None) is not state.node:
+                return f"{state.name} is not where it was"
+            if state.node not in rewired and not state.is_kept():
+                return f"{state.name} is changed"
+        if (stranger := next(nodes, None)) is not None:
+            return f"{stranger.name} is new"
+        for holder in self._holders:
+            own = attributes if holder.module is self._module else ()
+            if name := holder.difference(own):
+                return f"the attribute {name} of {type(holder.module).__name__} is changed"
+        return None
+
+    def restore(self) -> None:
+        """Put everything back, whatever was done to the graph and the attributes since."""
+        for holder in self._holders:
+            holder.restore()
+        if not self._restore_nodes():
+            self._graph = self._rebuilt()
+        else:
+            _set_namespace(self._graph, self._names)
+        self._module.graph = self._graph
+
+    def _restore_nodes(self) -> bool:
+        """Put the nodes back in place; False where they are no longer the same in that order."""
+        mine = {state.node: None for state in self._states}
+        kept = [node for node in self._graph.nodes if node in mine]
+        if len(kept) != len(mine) or any(a is not b for a, b in zip(kept, mine, strict=True)):
+            return False
+        for state in self._states:
+            state.restore()
+        strangers = [node for node in self._graph.nodes if node not in mine]
+        for node in strangers:
+            node.args, node.kwargs = (), {}
+        for node in strangers:
+            if node.users:
+                return False
+            self._graph.erase_node(node)
+        return True
+
+    def _rebuilt(self) -> Graph:
+        graph = Graph(tracer_cls=self._graph._tracer_cls)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+        graph.set_codegen(self._graph._codegen)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+        copies: dict[Node, Node] = {}
+        for state in self._states:
+            copies[state.node] = copy = graph.create_node(
+                state.op,
+                state.target,
+                map_arg(state.args, copies.__getitem__),
+                map_arg(state.kwargs, copies.__getitem__),
+                state.name,
+                state.type,
+            )
+            copy.name, copy.meta = state.name, dict(state.meta)
+        _set_namespace(graph, self._names)
+        return graph
+
+
+class _Holder:
+    """What one module holds, by name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._own = dict(vars(module))
+        self._held = {name: dict(vars(module)[name]) for name in _DICTS}
+
+    def difference(self, own: Collection[str]) -> str | None:
+        """The first name that means something else than it did, `own` apart."""
+        pairs = [(self._own, vars(self.module))]
+        pairs += [(self._held[name], vars(self.module)[name]) for name in _DICTS]
+        for before, now in pairs:
+            if name := next((n for n in _changed(before, now) if n not in own), None):
+                return name
+        return None
+
+    def restore(self) -> None:
+        _put_back(self._own, vars(self.module))
+        for name in _DICTS:
+            _put_back(self._held[name], vars(self.module)[name])
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for name in (*before, *(name for name in now if name not in before)):
+        if name not in _OF_THE_GRAPH and before.get(name, _MISSING) is not now.get(name, _MISSING):
+            yield name
+
+
+def _put_back(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """In place, since others may hold the dictionary, and in the old order."""
+    if not list(_changed(before, now)):
+        return
+    graph = {name: now[name] for name in _OF_THE_GRAPH & now.keys()}
+    now.clear()
+    now.update(before)
+    now.update(graph)
+
+
+def _own_modules(module: GraphModule) -> Iterator[nn.Module]:
+    seen: set[int] = set()
+    stack: list[nn.Module] = [module]
+    while stack:
+        top = stack.pop()
+        if id(top) in seen or (isinstance(top, GraphModule) and top is not module):
+            continue
+        seen.add(id(top))
+        yield top
+        stack.extend(child for child in vars(top)["_modules"].values() if child is not None)
+
+
+def _namespace(graph: Graph) -> tuple[dict[Any, str], set[str], dict[str, int]]:
+    names = graph._graph_namespace  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+    return dict(names._obj_to_name), set(names._used_names), dict(names._base_count)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+
+
+def _set_namespace(graph: Graph, state: tuple[dict[Any, str], set[str], dict[str, int]]) -> None:
+    """So that a pass that is tried again after a rollback makes the same names again."""
+    names = graph._graph_namespace  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+    by_object, used, counts = state
+    known = {node: node.name for node in graph.nodes}
+    names._obj_to_name = {k: v for k, v in by_object.items() if not isinstance(k, Node)} | known  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+    names._used_names, names._base_count = set(used), dict(counts)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
