@@ -1,1 +1,1 @@
-
+"""Facts about a graph: effects, aliasing, shapes, liveness."""

@@ -1,0 +1,88 @@
+"""The tensors that a Python callable can get at without being given them."""
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Graph
+
+# Graphs hold nodes, which hold no tensors but by name.
+_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, Graph)
+_MOST_OBJECTS = 200_000
+
+
+def tensors_within_reach(callee: Any) -> list[Tensor] | None:
+    """Every tensor that `callee` holds: in attributes, containers, closures, globals it names.
+
+    What is held by code that is not written in Python cannot be seen. None where it holds too
+    much to look through.
+    """
+    found: list[Tensor] = []
+    seen: dict[int, Any] = {}
+    stack = [callee]
+    while stack:
+        if len(seen) > _MOST_OBJECTS:
+            return None
+        item = stack.pop()
+        if isinstance(item, _ATOMS) or id(item) in seen:
+            continue
+        seen[id(item)] = item
+        if isinstance(item, Tensor):
+            found.append(item)
+        else:
+            stack.extend(_held_by(item))
+    return found
+
+
+def _held_by(item: Any) -> Iterator[Any]:
+    if isinstance(item, dict):
+        yield from item.values()
+    elif isinstance(item, list | tuple | set | frozenset):
+        yield from item
+    elif isinstance(item, weakref.ref):
+        yield item()
+    elif isinstance(item, functools.partial):
+        yield from (item.func, item.args, item.keywords)
+    elif isinstance(item, types.MethodType):
+        yield from (item.__func__, item.__self__)
+    elif isinstance(item, types.FunctionType):
+        yield from _held_by_function(item)
+    else:
+        yield from getattr(item, "__dict__", {}).values()
+        yield from _slots(item)
+        yield from _methods(item)
+
+
+def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, Tensor | nn.Module | dict | list):
+            yield value
+
+
+def _slots(item: Any) -> Iterator[Any]:
+    for kind in inspect.getmro(type(item)):
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(item, name, None)
+
+
+def _methods(item: Any) -> Iterator[Callable[..., Any]]:
+    """The Python methods of a module's or callable's own classes, for the globals they name."""
+    if not isinstance(item, nn.Module) and not callable(item):
+        return
+    for kind in inspect.getmro(type(item)):
+        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        yield from (v for v in kind.__dict__.values() if isinstance(v, types.FunctionType))
