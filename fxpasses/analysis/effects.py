@@ -1,0 +1,321 @@
+"""What running a node does besides computing its value.
+
+Three sources, in this order: rules for the ops of the vocabulary, the schemas of all overloads
+that a call may mean, and what the user declared of custom ops and modules. What none of them
+knows may do anything.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from types import FunctionType, MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxpasses.core import Effects
+from fxpasses.ops import (
+    NN_CLASSES,
+    PURE_METHODS,
+    SILENT_WRITERS,
+    TRUSTED_NAMESPACES,
+    Op,
+    Schema,
+    arguments_of,
+    bind_schema,
+    choose,
+    computes_as,
+    is_plain,
+    is_pure,
+    is_raising,
+    module_of,
+    op_of,
+    op_of_function,
+    op_of_module,
+    schemas_of_function,
+    schemas_of_method,
+)
+
+Declared: TypeAlias = Mapping[str, "str | tuple[str, ...]"]
+"""`ns::op`, or `package.module.Class`, to `pure`, `random` or the names of written arguments."""
+
+NONE: Final = Effects()
+UNKNOWN: Final = Effects(unknown=True)
+_NOTHING_DECLARED: Final[Declared] = MappingProxyType({})
+
+
+def effects_of(node: Node, declared: Declared = _NOTHING_DECLARED) -> Effects:
+    """What running `node` does besides computing its value; an over-estimate where in doubt."""
+    match node.op:
+        case "call_module":
+            return _of_module(node, declared)
+        case "call_function":
+            return _of_function(node, declared)
+        case "call_method":
+            return _of_method(node)
+        case _:
+            return NONE
+
+
+def both(first: Effects, second: Effects) -> Effects:
+    return Effects(
+        writes=tuple(dict.fromkeys((*first.writes, *second.writes))),
+        writes_state=first.writes_state or second.writes_state,
+        random=first.random or second.random,
+        raises=first.raises or second.raises,
+        unknown=first.unknown or second.unknown,
+    )
+
+
+# -- modules
+
+
+def _of_module(node: Node, declared: Declared) -> Effects:
+    module = module_of(node)
+    if (known := _of_known_module(module, node)) is not None:
+        return known
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    if is_plain(module) and (said := declared.get(name)) is not None:
+        return _declared(said, arguments_of(node))
+    return UNKNOWN
+
+
+def _of_known_module(module: nn.Module, node: Node) -> Effects | None:
+    """The effects of a call of one of torch's own layers, or of a class that computes the same."""
+    op = op_of_module(module)
+    if op is not None:
+        return _of_known_op(op, _settings(module, node), node)
+    if not is_plain(module):
+        return None
+    if computes_as(type(module), NN_CLASSES) is None or not _activates_purely(module):
+        return None
+    children = [_of_known_module(child, node) for child in module.children()]
+    known = [effects for effects in children if effects is not None]
+    if len(known) < len(children):
+        return None
+    return reduce(both, known, Effects(random=_drops_between_layers(module)))
+
+
+def _activates_purely(module: nn.Module) -> bool:
+    """Whether the function that a transformer layer was given, if it was, only computes."""
+    activation = getattr(module, "activation", None)
+    if activation is None or isinstance(activation, nn.Module):
+        return True
+    return op_of_function(activation) is not None or is_pure(activation)
+
+
+def _drops_between_layers(module: nn.Module) -> bool:
+    """Attention and recurrent layers drop by a number; others hold a layer for it."""
+    share = getattr(module, "dropout", 0)
+    return module.training and isinstance(share, (int, float)) and share > 0
+
+
+_SETTINGS: Final = (
+    *("training", "p", "inplace", "max_norm", "running_mean", "track_running_stats"),
+    "_random_samples",
+)
+
+
+def _settings(module: nn.Module, node: Node) -> Mapping[str, Any]:
+    """The operands of a module call as a function would be given them."""
+    arguments = arguments_of(node) if module is module_of(node) else {}
+    return {name: getattr(module, name, None) for name in _SETTINGS} | dict(arguments)
+
+
+# -- functions and methods
+
+
+def _of_function(node: Node, declared: Declared) -> Effects:
+    target: Any = getattr(node.target, "_opoverload", node.target)
+    if is_raising(target):
+        return Effects(raises=True)
+    op = op_of(node)
+    if op is not None:
+        return _of_known_op(op, arguments_of(node), node)
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return _of_operator(node, target, declared)
+    if (said := declared.get(_name_of(target))) is not None:
+        return _declared(said, arguments_of(node))
+    if target is torch.nn.functional.multi_head_attention_forward:
+        return Effects(random=arguments_of(node).get("training") is not False)
+    if is_pure(target):
+        return Effects(writes=_nodes_in(node.kwargs.get("out")))
+    if isinstance(target, FunctionType):
+        return UNKNOWN
+    return _of_schemas(node, schemas_of_function(target))
+
+
+def _of_operator(
+    node: Node, target: OpOverload[..., Any] | OpOverloadPacket[..., Any], declared: Declared
+) -> Effects:
+    schemas = schemas_of_function(target)
+    found = _of_schemas(node, schemas)
+    name = schemas[0].name if schemas else ""
+    if name.partition("::")[0] in TRUSTED_NAMESPACES:
+        return found
+    said = declared.get(name)
+    if said is None:
+        return both(found, UNKNOWN)
+    bound = choose(schemas, node.args, node.kwargs)
+    return both(found, _declared(said, {} if bound is None else bound[1]))
+
+
+def _of_method(node: Node) -> Effects:
+    name = str(node.target)
+    if not hasattr(Tensor, name):
+        return UNKNOWN
+    op = op_of(node)
+    if op is not None:
+        return _of_known_op(op, arguments_of(node), node)
+    return NONE if name in PURE_METHODS else _of_schemas(node, schemas_of_method(name))
+
+
+def _name_of(target: Any) -> str:
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
+
+
+def _declared(said: str | tuple[str, ...], arguments: Mapping[str, Any]) -> Effects:
+    if said == "pure":
+        return NONE
+    if said == "random":
+        return Effects(random=True)
+    return Effects(writes=_nodes_in([arguments.get(name) for name in said]))
+
+
+# -- schemas
+
+
+def _of_schemas(node: Node, schemas: Iterable[Schema]) -> Effects:
+    """What any of the overloads that fit the call does."""
+    bound = [
+        (schema, arguments)
+        for schema in schemas
+        if (arguments := bind_schema(schema, node.args, node.kwargs)) is not None
+    ]
+    if not bound:
+        return UNKNOWN
+    writes = [_written(schema, arguments) for schema, arguments in bound]
+    return Effects(
+        writes=_nodes_in(writes),
+        random=any(_draws(schema.name) for schema, _ in bound),
+    )
+
+
+def _written(schema: Schema, arguments: Mapping[str, Any]) -> list[Any]:
+    named = [arguments[p.name] for p in schema.parameters if p.written and p.name in arguments]
+    if schema.name.rpartition("::")[2] in SILENT_WRITERS and arguments.get("training", True):
+        named += [arguments.get("running_mean"), arguments.get("running_var")]
+    return [*named, arguments.get("out")]
+
+
+@cache
+def _draws(name: str) -> bool:
+    """Whether an overload of `namespace::name` draws random numbers."""
+    namespace, _, name = name.rpartition("::")
+    packet = getattr(getattr(torch.ops, namespace or "aten"), name, None)
+    if packet is None:
+        return False
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+
+
+# -- the vocabulary
+
+_Rule: TypeAlias = Callable[[Mapping[str, Any], Node], Effects]
+"""From the operands of a call, or the settings of a module."""
+
+
+def _of_known_op(op: Op, arguments: Mapping[str, Any], node: Node) -> Effects:
+    rule = _RULES.get(op)
+    own = NONE if rule is None else rule(arguments, node)
+    return both(own, Effects(writes=_written_operands(arguments, node)))
+
+
+def _written_operands(arguments: Mapping[str, Any], node: Node) -> tuple[Node, ...]:
+    """What in-place forms, `inplace=True` and `out=` write."""
+    if arguments.get("inplace"):
+        return _nodes_in(arguments.get("input", node.args[:1]))
+    if node.op == "call_module":
+        return ()
+    schemas = (
+        schemas_of_method(str(node.target))
+        if node.op == "call_method"
+        else schemas_of_function(node.target)
+    )
+    found = choose(schemas, node.args, node.kwargs)
+    return _nodes_in([node.kwargs.get("out"), [] if found is None else _written(*found)])
+
+
+def _nodes_in(value: Any) -> tuple[Node, ...]:
+    found: dict[Node, None] = {}
+    map_arg(value, found.setdefault)
+    return tuple(found)
+
+
+def _drops(arguments: Mapping[str, Any], node: Node) -> Effects:  # noqa: ARG001  a rule
+    return Effects(random=arguments.get("training") is not False and arguments.get("p") != 0)
+
+
+def _drops_attention(arguments: Mapping[str, Any], node: Node) -> Effects:  # noqa: ARG001  a rule
+    return Effects(random=arguments.get("dropout_p", 0.0) != 0)
+
+
+def _random_slopes(arguments: Mapping[str, Any], node: Node) -> Effects:  # noqa: ARG001  a rule
+    return Effects(random=arguments.get("training") is not False)
+
+
+def _draws_regions(arguments: Mapping[str, Any], node: Node) -> Effects:
+    names = ("random_samples", "_random_samples")
+    return Effects(random=all(arguments.get(n, node.kwargs.get(n)) is None for n in names))
+
+
+def _updates_statistics(arguments: Mapping[str, Any], node: Node) -> Effects:
+    measures = arguments.get("training", arguments.get("use_input_stats")) is not False
+    if node.op == "call_module":
+        tracks = arguments.get("track_running_stats") is True
+        return Effects(writes_state=measures and tracks)
+    statistics = (arguments.get("running_mean"), arguments.get("running_var"))
+    return Effects(writes=_nodes_in(statistics) if measures else ())
+
+
+def _renormalises(arguments: Mapping[str, Any], node: Node) -> Effects:
+    if arguments.get("max_norm") is None:
+        return NONE
+    if node.op == "call_module":
+        return Effects(writes_state=True)
+    return Effects(writes=_nodes_in(arguments.get("weight")))
+
+
+def _is_random(arguments: Mapping[str, Any], node: Node) -> Effects:  # noqa: ARG001  a rule
+    return Effects(random=True)
+
+
+def _raises(arguments: Mapping[str, Any], node: Node) -> Effects:  # noqa: ARG001  a rule
+    return Effects(raises=True)
+
+
+_RULES: Final[Mapping[Op, _Rule]] = {
+    Op.BATCH_NORM: _updates_statistics,
+    Op.INSTANCE_NORM: _updates_statistics,
+    Op.EMBEDDING: _renormalises,
+    Op.EMBEDDING_BAG: _renormalises,
+    Op.DROPOUT: _drops,
+    Op.FEATURE_DROPOUT: _drops,
+    Op.ALPHA_DROPOUT: _drops,
+    Op.FEATURE_ALPHA_DROPOUT: _drops,
+    Op.SDPA: _drops_attention,
+    Op.RRELU: _random_slopes,
+    Op.FRACTIONAL_MAX_POOL: _draws_regions,
+    Op.FRACTIONAL_MAX_POOL_WITH_INDICES: _draws_regions,
+    Op.ASSERT: _raises,
+    **dict.fromkeys(
+        (
+            *(Op.GUMBEL_SOFTMAX, Op.RAND, Op.RANDN, Op.RANDINT, Op.RANDPERM, Op.RAND_LIKE),
+            *(Op.RANDN_LIKE, Op.RANDINT_LIKE, Op.NORMAL, Op.BERNOULLI, Op.MULTINOMIAL, Op.UNIFORM),
+        ),
+        _is_random,
+    ),
+}

@@ -1,0 +1,85 @@
+"""Which module classes compute what a listed class computes."""
+
+from collections.abc import Callable, Container, Iterator
+from functools import cache
+from inspect import getattr_static
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+from torch import nn
+
+_PROTOCOL: Final = (
+    "__call__",
+    "_call_impl",
+    "_wrapped_call_impl",
+    "__getattribute__",
+    "__getattr__",
+)
+"""What stands between a call and `forward`."""
+
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ABSENT: Final = object()
+
+
+def computes_as(cls: type[nn.Module], listed: Container[type]) -> type[nn.Module] | None:
+    """The listed class whose computation `cls` has, or None.
+
+    It is `cls` itself, or a base of which `cls` overrides nothing that `forward` calls or reads.
+    """
+    base = next((base for base in cls.__mro__ if base in listed), None)
+    return base if base is not None and _computes_the_same(cls, base) else None
+
+
+@cache
+def _computes_the_same(cls: type, base: type) -> bool:
+    names = (*_PROTOCOL, *computing_names(base))
+    return cls is base or all(_static(cls, name) is _static(base, name) for name in names)
+
+
+@cache
+def computing_names(cls: type) -> frozenset[str]:
+    """The names that `forward`, and the methods that it calls, look up. An over-estimate."""
+    found: set[str] = set()
+    pending = ["forward"]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for function in _functions(_static(cls, name)):
+            pending.extend(_names_in(function.__code__))
+    return frozenset(found)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether calling `module` runs its class's methods and nothing else.
+
+    Not so with hooks, with methods replaced on the instance, and after `module.compile()`.
+    """
+    state = vars(module)
+    if any(state.get(hooks) for hooks in _HOOKS) or state.get("_compiled_call_impl") is not None:
+        return False
+    replaced = state.keys() & computing_names(type(module))
+    return not any(isinstance(_static(type(module), name), FunctionType) for name in replaced)
+
+
+def _static(cls: type, name: str) -> Any:
+    return getattr_static(cls, name, _ABSENT)
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    if isinstance(value, property):
+        yield from _functions(value.fget)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield from _functions(value.__func__)
+    elif isinstance(value, FunctionType):
+        wrapped: Callable[..., Any] | None = getattr(value, "__wrapped__", None)
+        yield value
+        yield from _functions(wrapped)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)

@@ -1,0 +1,106 @@
+"""What is known of callables that have no schema: which of them do nothing but compute."""
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+RAISES_MARK: Final = "__fxpasses_raises__"
+"""Attribute of functions that only check, and raise where something does not hold."""
+
+TRUSTED_NAMESPACES: Final = frozenset(("aten", "prims", "quantized", "torchvision"))
+"""Operators of these namespaces do what their schemas say, and nothing else."""
+
+SILENT_WRITERS: Final = frozenset(
+    (
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"),
+        *("batch_norm_update_stats", "batch_norm_gather_stats"),
+        "batch_norm_gather_stats_with_counts",
+    )
+)
+"""Operators of aten that write running statistics, though their schemas do not say so."""
+
+PURE_METHODS: Final = frozenset(
+    (
+        *("norm", "split", "unflatten", "stft", "istft", "unique", "unique_consecutive", "lu"),
+        *("tolist", "numpy", "element_size", "get_device", "data_ptr", "is_shared", "dim_order"),
+        *("storage_offset", "untyped_storage", "has_names", "is_contiguous", "to_sparse_coo"),
+        *("__len__", "__bool__", "__int__", "__float__", "__index__", "__complex__"),
+        *("__contains__", "__iter__", "__reversed__", "__format__", "__repr__", "__hash__"),
+        *("__getitem__", "new"),
+    )
+)
+"""Methods of tensors without a schema that only compute."""
+
+_WRITING_OPERATORS: Final = frozenset(("setitem", "delitem", "call", "methodcaller"))
+_PURE_BUILTINS: Final = frozenset(
+    (
+        *("abs", "all", "any", "bool", "complex", "dict", "divmod", "enumerate", "float"),
+        *("getattr", "hasattr", "int", "isinstance", "issubclass", "len", "list", "max", "min"),
+        *("pow", "range", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip"),
+    )
+)
+_PURE_TORCH: Final = frozenset(
+    (
+        *("is_tensor", "is_storage", "is_complex", "is_floating_point", "is_nonzero", "numel"),
+        *("broadcast_shapes", "result_type", "promote_types", "can_cast", "get_default_dtype"),
+        *(
+            "sym_float",
+            "sym_int",
+            "sym_max",
+            "sym_min",
+            "sym_not",
+            "sym_ite",
+            "sym_sum",
+            "sym_sqrt",
+        ),
+        *(
+            "finfo",
+            "iinfo",
+            "Size",
+            "device",
+            "dtype",
+            "is_grad_enabled",
+            "is_inference_mode_enabled",
+        ),
+    )
+)
+_RAISING_TORCH: Final = frozenset(
+    ("_assert", "_check", "_check_is_size", "_check_value", "_check_index", "_check_type")
+)
+_TORCH_PYTHON: Final = frozenset(("torch.functional", "torch.nn.functional"))
+_IMPURE_PYTHON: Final = frozenset(("multi_head_attention_forward", "handle_torch_function"))
+
+NN_CLASSES: Final = frozenset(
+    cls
+    for cls in vars(nn).values()
+    if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.forward is not nn.Module.forward
+) - {nn.DataParallel, nn.TripletMarginWithDistanceLoss}
+"""The layers of torch: they and their children are all that a call runs."""
+
+
+def is_pure(function: Callable[..., Any]) -> bool:
+    """Whether a function without a schema is known to only compute."""
+    name = getattr(function, "__name__", "")
+    if isinstance(function, FunctionType) and function.__module__ in _TORCH_PYTHON:
+        return not name.startswith("_") and name not in _IMPURE_PYTHON
+    if name in _PURE_BUILTINS and getattr(builtins, name) is function:
+        return True
+    if isinstance(function, BuiltinFunctionType) and getattr(math, name, None) is function:
+        return True
+    if getattr(operator, name, None) is function:
+        return name not in _WRITING_OPERATORS
+    return name in _PURE_TORCH and getattr(torch, name, None) is function
+
+
+def is_raising(function: Callable[..., Any]) -> bool:
+    """Whether a function only checks, and raises where something does not hold."""
+    if getattr(function, RAISES_MARK, False) is True:
+        return True
+    name = getattr(function, "__name__", "")
+    return name in _RAISING_TORCH and getattr(torch, name, None) is function

@@ -1,0 +1,269 @@
+"""The operands of a call by name, in whatever spelling, with the defaults filled in.
+
+Names are torch's: `input` for what schemas call `self`, and one name for one operand where the
+spellings differ (`other` for the `mat2` of `mm`).
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxpasses.ops.schemas import (
+    MISSING,
+    Parameter,
+    Schema,
+    schema_of,
+    schemas_of_function,
+    schemas_of_method,
+)
+
+__all__ = ["arguments_of", "bind", "bind_schema", "forward_arguments", "schema_of"]
+
+# Names that torch takes from NumPy.
+_NUMPY: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("x", "a", "x1"), "input"),
+    "x2": "other",
+    "axis": "dim",
+    "keepdims": "keepdim",
+}
+_EVERYWHERE: Final = {"self": "input", "train": "training"}
+_SPLIT: Final = {"tensor": "input", "split_size_or_sections": "split_size"}
+_RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
+    "rsub": {"self": "other", "other": "input"},
+    "embedding": {"indices": "input"},
+    "mm": {"mat2": "other"},
+    "bmm": {"mat2": "other"},
+    "mv": {"vec": "other"},
+    "dot": {"tensor": "other"},
+    "outer": {"vec2": "other"},
+    "ger": {"vec2": "other"},
+    "split": _SPLIT,
+    "split_with_sizes": {"split_sizes": "split_size"},
+    "swapaxes": {"axis0": "dim0", "axis1": "dim1"},
+    "swapdims": {"dim0": "dim0", "dim1": "dim1"},
+    "scalar_tensor": {"s": "data"},
+    "reshape": {"shape": "size"},
+    "new_full": {"fill_value": "value"},
+    "full": {"fill_value": "value"},
+    "full_like": {"fill_value": "value"},
+}
+_SILENT: Final = ("requires_grad", "out", "names")
+"""Keywords that Python takes besides those of the schema."""
+
+
+def arguments_of(node: Node) -> Mapping[str, Any]:
+    """Operands of a call by name; empty where they cannot be told."""
+    return bind(node) or {}
+
+
+def bind(node: Node) -> dict[str, Any] | None:
+    """Operands of a call by name, or None where no known signature fits.
+
+    For a module these are the arguments of `forward`; its settings are attributes.
+    """
+    match node.op:
+        case "call_function":
+            schemas = schemas_of_function(node.target)
+        case "call_method":
+            schemas = schemas_of_method(str(node.target))
+        case "call_module":
+            owner = node.graph.owning_module
+            if owner is None:
+                return None
+            return forward_arguments(owner.get_submodule(str(node.target)), node.args, node.kwargs)
+        case _:
+            return None
+    found = choose(schemas, node.args, node.kwargs)
+    return None if found is None else _named(*found)
+
+
+def forward_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of a module call by the names that `forward` gives them."""
+    try:
+        bound = _forward_signature(type(module)).bind(module, *args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return {
+        name: value for position, (name, value) in enumerate(bound.arguments.items()) if position
+    }
+
+
+@cache
+def _forward_signature(cls: type[nn.Module]) -> inspect.Signature:
+    return inspect.signature(cls.forward)
+
+
+def choose(
+    schemas: Iterable[Schema], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Schema, dict[str, Any]] | None:
+    """The overload that a call means, with its arguments by the schema's own names.
+
+    A node counts as a tensor if any overload lets it, else as whatever is asked for.
+    """
+    bound = [
+        (schema, arguments)
+        for schema in schemas
+        if (arguments := bind_schema(schema, args, kwargs)) is not None
+    ]
+    for nodes_are_tensors in (True, False):
+        for schema, arguments in bound:
+            if _all_fit(schema, arguments, nodes_are_tensors):
+                return schema, arguments
+    return None
+
+
+def bind_schema(
+    schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Arguments by the schema's own names, defaults filled in; None where the call cannot be it."""
+    positional = [p for p in schema.parameters if not p.keyword_only]
+    args = _packed(positional, args)
+    if len(args) > len(positional):
+        return None
+    names = {p.name for p in schema.parameters}
+    bound = dict(zip((p.name for p in positional), args, strict=False))
+    for key, value in kwargs.items():
+        name = _own_name(key, names)
+        if name is None or name in bound:
+            return None
+        bound[name] = value
+    for parameter in schema.parameters:
+        if parameter.name not in bound:
+            if parameter.default is MISSING:
+                return None
+            bound[parameter.name] = parameter.default
+    return bound
+
+
+def _own_name(key: str, names: set[str]) -> str | None:
+    """The parameter that a keyword means."""
+    if key in names or key in _SILENT:
+        return key
+    canonical = _NUMPY.get(key, key)
+    for name in (canonical, *(old for old, new in _EVERYWHERE.items() if new == canonical)):
+        if name in names:
+            return name
+    return None
+
+
+def _packed(positional: list[Parameter], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`x.view(2, 3)` as `x.view((2, 3))`, and everything from a variadic parameter on as one."""
+    for position, parameter in enumerate(positional):
+        rest = args[position:]
+        if parameter.variadic:
+            given = rest[0] if len(rest) == 1 and isinstance(rest[0], (list, tuple)) else rest
+            return (*args[:position], tuple(given))
+        if parameter.kind != "List[int]" or position + 1 != len(positional):
+            continue
+        if len(rest) > 1 or (len(rest) == 1 and _is_one_number(rest[0])):
+            return (*args[:position], tuple(rest)) if position <= 1 else args
+    return args
+
+
+def _is_one_number(value: Any) -> bool:
+    if isinstance(value, Node):
+        return not (value.op == "call_method" and value.target == "size" and len(value.args) == 1)
+    return isinstance(value, int)
+
+
+def _all_fit(schema: Schema, arguments: Mapping[str, Any], nodes_are_tensors: bool) -> bool:
+    return all(
+        p.name not in arguments
+        or arguments[p.name] is p.default
+        or _fits(arguments[p.name], p, nodes_are_tensors)
+        for p in schema.parameters
+    )
+
+
+_KINDS: Final[Mapping[type, frozenset[str]]] = {
+    bool: frozenset(("bool", "number")),
+    int: frozenset(("int", "float", "number", "complex")),
+    float: frozenset(("float", "number", "complex")),
+    complex: frozenset(("complex", "number")),
+    str: frozenset(("str", "Device")),
+    torch.dtype: frozenset(("ScalarType",)),
+    torch.device: frozenset(("Device",)),
+    torch.layout: frozenset(("Layout",)),
+    torch.memory_format: frozenset(("MemoryFormat",)),
+    torch.Generator: frozenset(("Generator",)),
+}
+
+
+def _fits(value: Any, parameter: Parameter, nodes_are_tensors: bool) -> bool:
+    kind = parameter.kind
+    if kind == "Any":
+        return True
+    if value is None:
+        return parameter.optional
+    if isinstance(value, (list, tuple)):
+        return _list_fits(value, kind, nodes_are_tensors)
+    if isinstance(value, int) and not isinstance(value, bool) and parameter.length is not None:
+        return kind in ("List[int]", "List[float]")
+    return _kind_fits(value, kind, nodes_are_tensors)
+
+
+def _list_fits(values: Iterable[Any], kind: str, nodes_are_tensors: bool) -> bool:
+    if not kind.startswith("List["):
+        return False
+    element = kind.removeprefix("List[").removesuffix("]")
+    optional = element.startswith("Optional[")
+    element = element.removeprefix("Optional[").removesuffix("]") if optional else element
+    # Sizes of a list are numbers or nodes that yield numbers.
+    strict = nodes_are_tensors and element == "Tensor"
+    return all(
+        optional if value is None else _kind_fits(value, element, strict) for value in values
+    )
+
+
+def _kind_fits(value: Any, kind: str, nodes_are_tensors: bool) -> bool:
+    if isinstance(value, Node):
+        return kind == "Tensor" or not nodes_are_tensors
+    if isinstance(value, Tensor):
+        return kind == "Tensor"
+    return any(isinstance(value, cls) and kind in kinds for cls, kinds in _KINDS.items())
+
+
+def _named(schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        _canonical(schema, name): value
+        for name, value in arguments.items()
+        if not name.startswith("_")
+    }
+
+
+def _canonical(schema: Schema, name: str) -> str:
+    renamed = _RENAMED.get(schema.name.rpartition("::")[2].rstrip("_"), {})
+    return renamed.get(name, _EVERYWHERE.get(name, name))
+
+
+def with_arguments(
+    node: Node, changed: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The `args` and `kwargs` of the same function call with some operands changed, by name.
+
+    None where no signature fits, or a changed operand has no place in it.
+    """
+    if node.op != "call_function":
+        return None
+    found = choose(schemas_of_function(node.target), node.args, node.kwargs)
+    if found is None:
+        return None
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for position, parameter in enumerate(found[0].parameters):
+        name = _canonical(found[0], parameter.name)
+        if name not in changed:
+            continue
+        if position < len(args):
+            args[position] = changed[name]
+        else:
+            kwargs[parameter.name] = changed[name]
+    taken = {_canonical(found[0], p.name) for p in found[0].parameters}
+    return (tuple(args), kwargs) if changed.keys() <= taken else None

@@ -1,0 +1,154 @@
+"""Which op a node computes."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+
+from fxpasses.ops.modules import computes_as, is_plain
+from fxpasses.ops.op import Op
+from fxpasses.ops.signatures import arguments_of, schema_of
+from fxpasses.ops.spelling import Spellings
+from fxpasses.ops.tables import VOCABULARY
+
+_Key = TypeVar("_Key")
+
+
+def index_by(
+    vocabulary: Mapping[Op, Spellings], keys: Callable[[Spellings], tuple[_Key, ...]]
+) -> dict[_Key, Op]:
+    """The op of each spelling.
+
+    Raises:
+        ValueError: two ops claim one spelling.
+    """
+    index: dict[_Key, Op] = {}
+    for op, spellings in vocabulary.items():
+        for key in keys(spellings):
+            if index.setdefault(key, op) is not op:
+                raise ValueError(f"{key} spells both {index[key]} and {op}")
+    return index
+
+
+_BY_MODULE: Final = index_by(VOCABULARY, lambda spellings: spellings.modules)
+_BY_CLASS_NAME: Final = index_by(VOCABULARY, lambda spellings: spellings.classes)
+_BY_FUNCTION: Final = index_by(VOCABULARY, lambda spellings: spellings.functions)
+_BY_METHOD: Final = index_by(VOCABULARY, lambda spellings: spellings.methods)
+_BY_ATEN: Final = index_by(VOCABULARY, lambda spellings: spellings.aten)
+
+
+def op_of(node: Node) -> Op | None:
+    """The op that `node` computes, or None where the vocabulary does not know it.
+
+    A module with hooks, a parametrised one and one whose methods are replaced is not known.
+    """
+    match node.op:
+        case "call_module":
+            op = op_of_module(module_of(node))
+        case "call_function":
+            op = op_of_function(node.target)
+        case "call_method":
+            op = _BY_METHOD.get(str(node.target))
+        case _:
+            return None
+    refine = _REFINED.get(op) if op is not None else None
+    return refine(node) if refine else op
+
+
+def op_of_module(module: nn.Module) -> Op | None:
+    """The op that a call of `module` computes, or None."""
+    op = _op_of_class(type(module))
+    return op if op is not None and is_plain(module) else None
+
+
+def op_of_function(target: Any) -> Op | None:
+    """The op that a call of `target` computes as far as its arguments do not matter, or None."""
+    if isinstance(target, OpOverload):
+        return _op_of_overload(target)
+    if isinstance(target, OpOverloadPacket):
+        namespace, _, name = str(target).partition(".")
+        return _BY_ATEN.get(name) if namespace == "aten" else None
+    try:
+        return _BY_FUNCTION.get(target)
+    except TypeError:  # what cannot be hashed is in no table
+        return None
+
+
+def module_of(node: Node) -> nn.Module:
+    """The module that a `call_module` node calls."""
+    owner = node.graph.owning_module
+    assert owner is not None, "a pass runs on the graph of a GraphModule"
+    return owner.get_submodule(str(node.target))
+
+
+@cache
+def _op_of_class(cls: type[nn.Module]) -> Op | None:
+    if base := computes_as(cls, _BY_MODULE):
+        return _BY_MODULE[base]
+    named = {base: op for base in cls.__mro__ if (op := _BY_CLASS_NAME.get(_qualified(base)))}
+    base = computes_as(cls, named)
+    return None if base is None else named[base]
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@cache
+def _op_of_overload(overload: OpOverload[..., Any]) -> Op | None:
+    schema = schema_of(overload)
+    namespace, _, name = schema.name.partition("::")
+    if namespace != "aten" or not schema.deals_with_tensors:
+        return None
+    return _BY_ATEN.get(name)
+
+
+# -- where the arguments decide which op a call is
+
+
+def _conv(node: Node) -> Op:
+    return Op.CONV_TRANSPOSE if arguments_of(node).get("transposed") is True else Op.CONV
+
+
+def _with_indices(plain: Op, with_indices: Op) -> Callable[[Node], Op]:
+    def refine(node: Node) -> Op:
+        if node.op == "call_module":
+            asked = getattr(module_of(node), "return_indices", False)
+        else:
+            asked = arguments_of(node).get("return_indices")
+        return with_indices if asked else plain
+
+    return refine
+
+
+def _of_two(reduction: Op, binary: Op) -> Callable[[Node], Op]:
+    def refine(node: Node) -> Op:
+        return binary if arguments_of(node).get("other") is not None else reduction
+
+    return refine
+
+
+def _where(node: Node) -> Op | None:
+    return Op.WHERE if len(arguments_of(node)) > 1 else None
+
+
+def _cast(node: Node) -> Op | None:
+    # `x.type()` asks for a name.
+    return None if node.target == "type" and len(node.args) + len(node.kwargs) == 1 else Op.CAST
+
+
+_REFINED: Final[Mapping[Op | None, Callable[[Node], Op | None]]] = {
+    Op.CONV: _conv,
+    Op.MAX_POOL: _with_indices(Op.MAX_POOL, Op.MAX_POOL_WITH_INDICES),
+    Op.ADAPTIVE_MAX_POOL: _with_indices(Op.ADAPTIVE_MAX_POOL, Op.ADAPTIVE_MAX_POOL_WITH_INDICES),
+    Op.FRACTIONAL_MAX_POOL: _with_indices(
+        Op.FRACTIONAL_MAX_POOL, Op.FRACTIONAL_MAX_POOL_WITH_INDICES
+    ),
+    Op.MAX: _of_two(Op.MAX, Op.MAXIMUM),
+    Op.MIN: _of_two(Op.MIN, Op.MINIMUM),
+    Op.WHERE: _where,
+    Op.CAST: _cast,
+}

@@ -1,0 +1,102 @@
+"""What every view has: operands by name, and which of them are constant tensors."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.nn.parameter import is_lazy
+
+from fxpasses.ops import Op, bind, module_of, op_of
+
+
+@dataclass(frozen=True)
+class View:
+    """A call whose operands are known by name, however the model spelled it.
+
+    Names are those of torch's functions: `input`, `weight`, `dim`. A module's settings count as
+    operands. Defaults are filled in.
+    """
+
+    node: Node
+    ops: ClassVar[frozenset[Op] | None] = None
+    """What this view can show; None: every op."""
+
+    @classmethod
+    def at(cls, node: object) -> Self | None:
+        """The view of `node`, or None where it is another op or its operands cannot be told."""
+        if not isinstance(node, Node):
+            return None
+        op = op_of(node)
+        if op is None or (cls.ops is not None and op not in cls.ops) or bind(node) is None:
+            return None
+        return cls(node)
+
+    @cached_property
+    def op(self) -> Op:
+        op = op_of(self.node)
+        assert op is not None, "a view is made by `at`"
+        return op
+
+    @cached_property
+    def module(self) -> nn.Module | None:
+        """The module that is called; None for functions and methods."""
+        return module_of(self.node) if self.node.op == "call_module" else None
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """What is given to the call, by name."""
+        return bind(self.node) or {}
+
+    def operand(self, name: str, default: Any = None) -> Any:
+        """An argument of the call or a setting of the module; `default` where there is none."""
+        if name in self.arguments:
+            return self.arguments[name]
+        return default if self.module is None else getattr(self.module, name, default)
+
+    def tensor(self, name: str) -> Tensor | None:
+        """The tensor that an operand is sure to be at run time, or None where that is not known.
+
+        Known are parameters, buffers and plain tensors, until something in the graph writes them;
+        not what a parametrization computes.
+        """
+        value = self.arguments.get(name)
+        if value is None and self.module is not None:
+            return _stored(self.module, name)
+        return constant(value)
+
+    def are_constant(self, *names: str) -> bool:
+        """Whether each of the operands is absent or a tensor that is known."""
+        return all(self.operand(n) is None or self.tensor(n) is not None for n in names)
+
+    @property
+    def input(self) -> Any:
+        """The first operand: a node, or a constant where the call has one."""
+        return self.operand("input")
+
+
+def constant(value: Any) -> Tensor | None:
+    """The tensor that an operand is sure to be at run time, if that is known."""
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, Node) or value.op != "get_attr":
+        return None
+    owner: Any = value.graph.owning_module
+    *path, name = str(value.target).split(".")
+    for step in path:
+        owner = getattr(owner, step, None)
+    return _stored(owner, name)
+
+
+def _stored(owner: Any, name: str) -> Tensor | None:
+    """A tensor that `owner` holds itself, rather than computes when asked."""
+    if not isinstance(owner, nn.Module):
+        return None
+    # A property of the class comes before whatever is stored under its name.
+    if isinstance(getattr(type(owner), name, None), property):
+        return None
+    state = vars(owner)
+    places = (state["_parameters"], state["_buffers"], state)
+    found = next((place[name] for place in places if name in place), None)
+    return found if isinstance(found, Tensor) and not is_lazy(found) else None

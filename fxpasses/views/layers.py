@@ -1,0 +1,162 @@
+"""Convolutions and linear layers."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxpasses.core import Editor, Fold
+from fxpasses.ops import Op, with_arguments
+from fxpasses.views.base import View
+
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
+
+
+@dataclass(frozen=True)
+class Weighted(View):
+    """A layer that multiplies its input by `weight` and may add `bias`."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.CONV, Op.CONV_TRANSPOSE, Op.LINEAR))
+
+    @property
+    def has_bias(self) -> bool:
+        return self.operand("bias") is not None
+
+    @property
+    def has_constant_parameters(self) -> bool:
+        return self.tensor("weight") is not None and self.are_constant("bias")
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight, where `has_constant_parameters`."""
+        weight = self.tensor("weight")
+        assert weight is not None, f"the weight of {self.node} is not constant"
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias, where `has_constant_parameters`."""
+        return self.tensor("bias")
+
+    def with_parameters(self, edit: Editor, weight: Fold, bias: Fold | None) -> Node:
+        """The same call with folded parameters.
+
+        A module is not changed: the new call has a module of its own, of the same class and
+        settings, without hooks. New parameters require gradients where the old weight did.
+        """
+        if self.module is not None:
+            return self._with_module(edit, self.module, weight, bias)
+        changed = {
+            name: None if fold is None else self._constant(edit, name, fold)
+            for name, fold in (("weight", weight), ("bias", bias))
+        }
+        found = with_arguments(self.node, changed)
+        assert found is not None, "a view is made of a call whose operands are known"
+        args, kwargs = found
+        return edit.copy(self.node, args=args, **kwargs)
+
+    def _with_module(
+        self, edit: Editor, module: nn.Module, weight: Fold, bias: Fold | None
+    ) -> Node:
+        made = same_settings(module)
+        for name, fold in (("weight", weight), ("bias", bias)):
+            made.register_parameter(name, None if fold is None else self._parameter(edit, fold))
+        near = str(self.node.target).rpartition(".")[2]
+        return edit.call_module(made, near, *self.node.args, **self.node.kwargs)
+
+    def _constant(self, edit: Editor, name: str, fold: Fold) -> Node:
+        is_parameter = isinstance(self.tensor("weight"), nn.Parameter)
+        value = self._parameter(edit, fold) if is_parameter else fold.value
+        return edit.constant(value, f"{self.node.name}_{name}")
+
+    def _parameter(self, edit: Editor, fold: Fold) -> nn.Parameter:
+        old = self.tensor("weight")
+        return edit.parameter(fold, requires_grad=old is not None and old.requires_grad)
+
+
+@dataclass(frozen=True)
+class Conv(Weighted):
+    """A convolution of any rank, transposed or not."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.CONV, Op.CONV_TRANSPOSE))
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.op is Op.CONV_TRANSPOSE
+
+    @property
+    def groups(self) -> int:
+        return self.operand("groups", 1)
+
+    @property
+    def spatial_rank(self) -> int:
+        """1 to 3."""
+        if (kernel_size := getattr(self.module, "kernel_size", None)) is not None:
+            return len(kernel_size)
+        name = getattr(self.node.target, "__name__", "").partition(".")[0]
+        return int(name[-2]) if name.endswith("d") else len(self.operand("stride"))
+
+    @property
+    def stride(self) -> tuple[Any, ...]:
+        return self._each("stride", 1)
+
+    @property
+    def padding(self) -> tuple[Any, ...] | str:
+        """In numbers, one an axis, or `same` or `valid`."""
+        value = self.operand("padding", 0)
+        return value if isinstance(value, str) else self._each("padding", 0)
+
+    @property
+    def dilation(self) -> tuple[Any, ...]:
+        return self._each("dilation", 1)
+
+    @property
+    def output_padding(self) -> tuple[Any, ...]:
+        return self._each("output_padding", 0)
+
+    @property
+    def padding_mode(self) -> str:
+        """`zeros`, `reflect`, `replicate` or `circular`; functions know zeros alone."""
+        return self.operand("padding_mode", "zeros")
+
+    @property
+    def pads_with_values(self) -> bool:
+        """Whether the border of the input may be padded at all."""
+        padding = self.padding
+        return padding == "same" or (not isinstance(padding, str) and any(p != 0 for p in padding))
+
+    def _each(self, name: str, default: int) -> tuple[Any, ...]:
+        """One number an axis, where torch also takes one for all."""
+        value = self.operand(name, default)
+        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        return values * self.spatial_rank if len(values) == 1 else values
+
+
+@dataclass(frozen=True)
+class Linear(Weighted):
+    """`input @ weight.T + bias`."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.LINEAR,))
+
+
+def same_settings(module: nn.Module) -> nn.Module:
+    """A module of the same class, mode and settings, with no parameters, buffers or hooks.
+
+    Settings are plain data: numbers, text, dtypes, and containers of them.
+    """
+    made: nn.Module = object.__new__(type(module))
+    nn.Module.__init__(made)
+    own = vars(made)
+    for name, value in vars(module).items():
+        if (name not in own or name == "training") and _is_plain(value):
+            own[name] = deepcopy(value)
+    return made
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
