@@ -1,0 +1,102 @@
+"""What is global to a process and a pass must leave alone: random states, modes, torch's flags."""
+
+import random
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.backends import cuda, cudnn, mkldnn
+
+Restore = Callable[[], object]
+
+_FLAGS: Final[tuple[tuple[Any, str], ...]] = (
+    (cudnn, "enabled"),
+    (cudnn, "benchmark"),
+    (cudnn, "deterministic"),
+    (cudnn, "allow_tf32"),
+    (cuda.matmul, "allow_tf32"),
+    (cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    (mkldnn, "enabled"),
+)
+
+
+@contextmanager
+def surroundings_kept() -> Generator[None]:
+    """Put random states, modes and flags back at the end, also when an error leaves the block."""
+    restores = [*_random_states(), *_modes(), *_flags()]
+    try:
+        yield
+    finally:
+        for restore in restores:
+            restore()
+
+
+def _random_states() -> Iterator[Restore]:
+    yield _kept(torch.get_rng_state, torch.set_rng_state, torch.equal)
+    yield _kept(random.getstate, random.setstate)
+    # Asking a GPU that was never used for its state would make a context on it.
+    if torch.cuda.is_initialized():
+        yield _kept(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all, _never)
+    # Numbers can have been drawn from NumPy only if somebody has imported it.
+    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
+        yield _kept(numpy.random.get_state, numpy.random.set_state, _never)
+
+
+def _modes() -> Iterator[Restore]:
+    yield _kept(torch.is_grad_enabled, torch.set_grad_enabled)
+    yield _kept(torch.get_default_dtype, torch.set_default_dtype)
+    yield _kept(torch.get_num_threads, torch.set_num_threads)
+    yield _kept(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    yield _kept(torch.is_anomaly_enabled, torch.set_anomaly_enabled)
+    yield _kept(torch.get_default_device, _set_default_device)
+    yield _kept(
+        _deterministic, lambda now: torch.use_deterministic_algorithms(now[0], warn_only=now[1])
+    )
+    for device in ("cpu", "cuda"):
+        yield _autocast(device)
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _autocast(device: str) -> Restore:
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def restore() -> None:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+    return restore
+
+
+def _set_default_device(device: torch.device) -> None:
+    # "cpu" is what holds without any setting, which costs less than an explicit one.
+    torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
+def _flags() -> Iterator[Restore]:
+    for owner, name in _FLAGS:
+        yield _kept(
+            lambda o=owner, n=name: getattr(o, n), lambda v, o=owner, n=name: setattr(o, n, v)
+        )
+
+
+def _kept(
+    get: Callable[[], Any],
+    put: Callable[[Any], object],
+    same: Callable[[Any, Any], bool] = lambda a, b: a == b,
+) -> Restore:
+    """Puts back only what has changed: setting a value to what it is can have costs of its own."""
+    value = get()
+    return lambda: None if same(get(), value) else put(value)
+
+
+def _never(a: Any, b: Any) -> bool:  # noqa: ARG001  states that are dear to compare
+    return False

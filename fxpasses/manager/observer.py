@@ -1,0 +1,18 @@
+"""Being told of passes as they run: for progress, timing and history."""
+
+from fxpasses.core import Program
+from fxpasses.core.record import PassRecord
+from fxpasses.errors import PassError
+
+
+class Observer:
+    """Override what is of interest. An error in an observer is an error of the run."""
+
+    def started(self, record: PassRecord, program: Program) -> None:
+        """A pass is about to run."""
+
+    def finished(self, record: PassRecord, program: Program) -> None:
+        """A pass has run, and what it did is final."""
+
+    def failed(self, record: PassRecord, error: PassError) -> None:
+        """A pass has failed, and what it did is taken back."""
