@@ -1,7 +1,7 @@
 """Right results that verification must not doubt: twelve models, three dtypes, other kernels.
 
-Run it as `python -m benchmarks.false_alarms [--models NAME ...] [--dtypes ...]` in a clone; it prints
-a line a run and, at the end, the number of false alarms.
+Run it in a clone as `python -m benchmarks.false_alarms [--models ...] [--dtypes ...]`; it prints a
+line a run and, at the end, the number of false alarms.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Passes on forks of one captured model, again without what the verifier blames."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,6 @@ from dataclasses import dataclass, replace
 from fxpasses.capture import Capture, fork
 from fxpasses.core import (
     Facts,
-    ForeignPass,
     GraphPass,
     Group,
     Item,
@@ -65,6 +65,8 @@ class Attempts:
         self.undone = Undone()
         self.blames: list[Blame] = []
         self.left_out: list[PassRecord] = []
+        self.notes: list[str] = []
+        self._total = sum(1 for _ in pipeline.passes())
 
     @property
     def undone_names(self) -> list[str]:
@@ -95,7 +97,7 @@ class Attempts:
         program = fork(self.captured.program)
         left_out = set(undone.passes)
         if up_to is not None:
-            left_out.update(range(up_to + 1, number_of_passes(self.pipeline) + 1))
+            left_out.update(range(up_to + 1, self._total + 1))
         manager = PassManager(
             without(self.pipeline, left_out),
             training=self.settings.training,
@@ -107,6 +109,7 @@ class Attempts:
         start = time.perf_counter()
         runs = manager.run(program)
         self.seconds["passes"] += time.perf_counter() - start
+        self.notes = manager.notes
         kept = [run for run in runs if run.record.position not in left_out]
         return Attempt(program, kept)
 
@@ -142,17 +145,16 @@ class Attempts:
 
     def _bisected(self, attempt: Attempt) -> tuple[list[Blame], Undone]:
         """The first pass with which the result is wrong."""
-        total = number_of_passes(self.pipeline)
 
         def is_bad(passes: int) -> bool:
             return self._verify(self._optimise(self.undone, up_to=passes)).failed
 
-        if total == 0 or is_bad(0):
+        if self._total == 0 or is_bad(0):
             return [], Undone()
-        position = first_bad(total, is_bad)
+        position = first_bad(self._total, is_bad)
         name = next(run.record.name for run in attempt.runs if run.record.position == position)
         message = "the result is wrong from this pass on"
-        return [Blame(str(position), name, "", None, message)], Undone(passes=frozenset({position}))
+        return [Blame("", name, "", None, message)], Undone(passes=frozenset({position}))
 
     def _undo(self, attempt: Attempt, blames: Sequence[Blame], guilty: Undone) -> None:
         self.undone |= guilty
@@ -174,22 +176,9 @@ def _undone(record: PassRecord, blames: Sequence[Blame]) -> PassRecord:
     return replace(record, status="undone", error=reason, rewrites=[], bytes_folded=0)
 
 
-def passes_of(group: Group) -> Iterator[GraphPass | ForeignPass]:
-    """The passes in order, as their positions count them."""
-    for item in group.items:
-        if isinstance(item, Group):
-            yield from passes_of(item)
-        else:
-            yield item
-
-
-def number_of_passes(group: Group) -> int:
-    return sum(1 for _ in passes_of(group))
-
-
 def without(group: Group, positions: set[int]) -> Group:
     """The group with stand-ins that do nothing at `positions`, so that the others keep theirs."""
-    return _without(group, positions, iter(range(1, number_of_passes(group) + 1)))
+    return _without(group, positions, itertools.count(1))
 
 
 def _without(group: Group, positions: set[int], numbers: Iterator[int]) -> Group:

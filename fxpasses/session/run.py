@@ -11,7 +11,7 @@ from fxpasses.capture import release
 from fxpasses.core import Record
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import as_call, require_module
-from fxpasses.session.isolation import untouched_globals
+from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.session.placement import device_of
 from fxpasses.session.settings import Settings, identifiers, level_of, on_failure_of
 from fxpasses.session.stages import Request, Session
@@ -60,7 +60,7 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
 
     Raises:
         FxPassesError: one of its kinds; nothing has been changed then. What the model itself
-            raises on the example is raised as it is.
+            raises on the example is shown, as its cause.
     """
     request = Request(
         model=require_module(model),
@@ -77,7 +77,7 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
     )
     device = device_of(target)
     session = Session(request, request.registry.resolve(passes))
-    with untouched_globals():
+    with surroundings_kept():
         session.place(device, copy=copy)
         captured = session.capture()
         attempt = session.optimise(captured)
@@ -115,6 +115,6 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     session = Session(request, request.registry.resolve(passes))
     session.record.target = target
     session.record.dry_run = True
-    with untouched_globals():
+    with surroundings_kept():
         session.optimise(session.capture())
     return session.record

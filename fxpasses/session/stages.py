@@ -21,6 +21,11 @@ from fxpasses.session.settings import Settings
 META = "fxpasses"
 """Where a result keeps its record, in `GraphModule.meta`."""
 
+# The conditions that do not hold where a model is in training mode.
+_REFUSED_IN_TRAINING = frozenset(
+    ("norm_uses_running_statistics", "no_parameter_is_trained", "result_is_not_trained")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -65,11 +70,20 @@ class Session:
         if self.call is None and self.request.settings.level != "off":
             how = self._infer_call()
         args, kwargs = self.call or (None, None)
-        training = self.request.settings.training
-        captured = capture(self.model, args, kwargs, training=training)
+        settings = self.request.settings
+        captured = capture(self.model, args, kwargs, training=settings.training)
         self.record.capture = _capture_record(captured, how)
+        if settings.level != "off" or not captured.opaque:
+            self._note_coverage(captured)
         self.record.seconds["capture"] = time.perf_counter() - start
         return captured
+
+    def _note_coverage(self, captured: Capture) -> None:
+        # Costs a forward where anything is opaque, which an unverified run does not ask for.
+        covered = captured.coverage()
+        if covered is not None:
+            self.record.capture.calls_covered = covered.calls
+            self.record.capture.flops_covered = covered.flops
 
     def _infer_call(self) -> str:
         inferred = infer_arguments(self.model)
@@ -115,6 +129,7 @@ class Session:
         if attempt.verdict is not None:
             record.verification = attempt.verdict.record
         record.verification.undone = attempts.undone_names
+        record.notes += attempts.notes
         record.notes += [
             f"undone: {blame.pass_name} at {blame.node}: {blame.message}"
             for blame in attempts.blames
@@ -125,7 +140,7 @@ class Session:
         if verdict is not None and verdict.record.ok is None:
             self._unverified("; ".join(verdict.record.notes) or "the result is not comparable")
         refusals = [refusal for run in attempt.runs for refusal in run.record.refusals]
-        because = [one for one in refusals if "training mode" in one.reason]
+        because = [one for one in refusals if one.condition in _REFUSED_IN_TRAINING]
         if self.model.training and because:
             text = (
                 f"the model is in training mode, so {len(because)} sites were left as they are: "
@@ -143,7 +158,6 @@ def _nodes(program: Program) -> int:
 
 
 def _capture_record(captured: Capture, how: str) -> CaptureRecord:
-    covered = captured.coverage() if captured.arguments is not None else None
     return CaptureRecord(
         sizes=captured.sizes,
         example=how,
@@ -152,10 +166,9 @@ def _capture_record(captured: Capture, how: str) -> CaptureRecord:
             OpaqueRecord(leaf.path, leaf.type, str(leaf.kind), leaf.reason, _text(leaf.source))
             for leaf in captured.opaque
         ],
-        calls_covered=None if covered is None else covered.calls,
-        flops_covered=None if covered is None else covered.flops,
         guards=captured.guards,
         traces=captured.traces,
+        notes=list(captured.notes),
     )
 
 
