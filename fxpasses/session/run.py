@@ -9,9 +9,9 @@ from torch.fx import GraphModule
 
 from fxpasses.capture import release
 from fxpasses.core import Record
+from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import as_call, require_module
-from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.session.placement import device_of
 from fxpasses.session.settings import Settings, identifiers, level_of, on_failure_of
 from fxpasses.session.stages import Request, Session
