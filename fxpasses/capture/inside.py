@@ -29,7 +29,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """The address of the memory a tensor lies in; None for tensors that have none of their own."""
+    """Identifies the memory a tensor lies in; None for tensors that have none of their own."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
         return None
-    return tensor.untyped_storage().data_ptr() or None
+    return tensor.untyped_storage()._cdata  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  fake tensors have no address

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxpasses.capture.closures import filled_cells, reaches_module, rebuilt_function
+from fxpasses.capture.graphs import copy_graph
 from fxpasses.capture.inside import (
     HOOK_DICTS,
     attributes_of,
@@ -112,6 +113,10 @@ class Twin:
         """
         return cast("ModuleT", self._old[id(new)])
 
+    def made(self, module: nn.Module) -> bool:
+        """Whether `module` stands for a module of the tree that was copied."""
+        return id(module) in self._old
+
     def __contains__(self, old: object) -> bool:
         return id(old) in self._new
 
@@ -163,7 +168,7 @@ class Twin:
                 state[key] = self._value(value)
         self._hooked.append((old, new))
         if isinstance(old, GraphModule) and isinstance(new, GraphModule):
-            graph = copy.deepcopy(old.graph)
+            graph = copy_graph(old.graph)
             graph.owning_module = new
             state["_graph"] = graph
             type(new).__name__ = type(old).__name__
@@ -381,7 +386,10 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def all_modules(root: nn.Module) -> Iterator[nn.Module]:
-    """Every registered module once, root first, in the order of `modules()`, without recursion."""
+    """Every registered module once, in the order of `modules()`, without recursion.
+
+    What lies inside TorchScript and compiled modules is left out.
+    """
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -390,6 +398,8 @@ def all_modules(root: nn.Module) -> Iterator[nn.Module]:
             continue
         seen.add(id(module))
         yield module
+        if is_sealed(module):
+            continue
         children = modules_of(module).values()
         stack.extend(child for child in reversed(children) if child is not None)
 
@@ -405,6 +415,8 @@ class OwnTensors:
         self._memory: dict[int, torch.UntypedStorage | None] = {}
         self._kept: list[Tensor] = []
         for owner in all_modules(module):
+            if is_sealed(owner):
+                continue
             for parameter in parameters_of(owner).values():
                 memory = None if parameter is None else memory_of(parameter)
                 if memory is not None:

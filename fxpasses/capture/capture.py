@@ -1,0 +1,408 @@
+"""A model as a program of graphs, without anything of the caller's being touched.
+
+The root is traced first; what tracing cannot represent stays a call of a module that runs its
+own code, and the children of that module are traced in turn.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+from fxpasses.capture.arguments import Arguments, same_random_state
+from fxpasses.capture.coverage import Coverage, measure
+from fxpasses.capture.entry import Entry, Forward
+from fxpasses.capture.inside import attributes_of, modules_of
+from fxpasses.capture.pattern import Pattern
+from fxpasses.capture.result import CapturedModule, around, install
+from fxpasses.capture.tracer import (
+    Call,
+    Opaque,
+    OpaqueKind,
+    Outside,
+    Request,
+    Trace,
+    Untraceable,
+    trace,
+)
+from fxpasses.capture.twin import OwnTensors, all_modules, is_sealed, twin
+from fxpasses.core import Program
+from fxpasses.errors import CaptureError
+
+LeafFunctions = Sequence[Callable[..., Any] | str]
+Sizes = str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What the model itself made of the example.
+
+    The run goes along with the trace, without gradients; what it leaves behind besides its
+    outputs is known only where the root runs its own code, and None otherwise.
+    """
+
+    outputs: Any
+    arguments: Arguments | None = None
+    """The arguments after the run."""
+    buffers: Mapping[str, Tensor] | None = None
+    """The buffers after the run."""
+    random_state: Tensor | None = None
+    """The state of torch's generator after the run."""
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """A captured model. `program` must not be changed: passes work on a `fork` of it."""
+
+    program: Program
+    opaque: tuple[Opaque, ...]
+    arguments: Arguments | None
+    reference: Reference | None
+    sizes: Sizes
+    traces: int
+    guards: int
+    notes: tuple[str, ...] = ()
+    _coverage: Coverage | None = field(default=None, repr=False)
+
+    def coverage(self) -> Coverage | None:
+        """The share of one forward that runs from graphs; None without an example.
+
+        Runs the program once on copies where anything is opaque.
+        """
+        if self._coverage is None:
+            if not self.opaque:
+                self._coverage = Coverage(1.0, 1.0)
+            elif self.arguments is not None:
+                with same_random_state():
+                    self._coverage = measure(self.program.root, self.arguments)
+        return self._coverage
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    sizes: Sizes = "guards",
+    leaf_functions: LeafFunctions = (),
+    training: bool | None = None,
+) -> Capture:
+    """Capture `model` as graphs, innermost first.
+
+    Args:
+        model: Any module. Nothing of it is changed, nor are the arguments or any random state.
+        args: The positional arguments of an example call; None for tracing by names alone.
+        kwargs: Its keyword arguments.
+        sizes: `guards`: branches on sizes become checks at run time. `kinds`: they are opaque.
+        leaf_functions: Functions, or names such as `einops.*`, that stay one node.
+        training: The mode to capture; by default that of `model`.
+
+    Raises:
+        CaptureError: `model` is no module, its weights are not known yet, it is compiled as a
+            whole, or it raises on the example itself.
+    """
+    _check_model(model)
+    example = (
+        None if args is None and kwargs is None else Arguments(tuple(args or ()), kwargs or {})
+    )
+    clean, _ = twin(model, tensors=OwnTensors(model))
+    if training is not None and training != model.training:
+        clean.train(training)
+    with nullcontext() if example is None else same_random_state():
+        return _Capturing(clean, sizes, tuple(leaf_functions)).run(example)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"a {type(model).__name__} is not an nn.Module: pass the module itself")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the model is TorchScript, which has no Python code to trace: pass the module that "
+            "it was made from, and script or trace the result"
+        )
+    if is_sealed(model):
+        raise CaptureError(
+            "the model is the result of torch.compile: pass the module inside (`_orig_mod`), and "
+            "compile the result"
+        )
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise CaptureError(
+            f"the model is wrapped in {type(model).__name__}: pass the module inside (`module`), "
+            "and wrap the result"
+        )
+    _check_weights(model)
+
+
+def _check_weights(model: nn.Module) -> None:
+    for name, module in _named_modules(model):
+        if isinstance(module, LazyModuleMixin) and any(
+            map(is_lazy, module.parameters(recurse=False))
+        ):
+            raise CaptureError(
+                f"the weights of {name or 'the model'} are not known yet (a lazy layer): run the "
+                "model once on real inputs first"
+            )
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(tensor.device.type == "meta" for tensor in tensors):
+            raise CaptureError(
+                f"the weights of {name or 'the model'} are on the meta device and hold no values: "
+                "load them first, as with `model.to_empty(device=...)` and `load_state_dict`"
+            )
+
+
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Each module once with its path, without recursion."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((path, module))
+        if not is_sealed(module):
+            stack.extend(_children(module, path))
+    return found
+
+
+def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    prefix = f"{path}." if path else ""
+    children = modules_of(module).items()
+    return [(f"{prefix}{name}", child) for name, child in children if child is not None]
+
+
+class _Capturing:
+    """One capture under way. `clean` becomes the result and its fallback; only twins are run."""
+
+    def __init__(
+        self, clean: nn.Module, sizes: Sizes, leaf_functions: tuple[Callable[..., Any] | str, ...]
+    ) -> None:
+        self._clean = clean
+        self._sizes: Any = sizes
+        self._leaf_functions = leaf_functions
+        self._graphs: dict[str, CapturedModule] = {}
+        self._opaque: list[Opaque] = []
+        self._done: set[int] = {id(clean)}
+        self._traces = self._guards = 0
+        self._notes: dict[str, None] = {}
+
+    def run(self, example: Arguments | None) -> Capture:
+        root = self._clean
+        try:
+            made = self._trace(root, example)
+        except Untraceable as refusal:
+            kind = type(root).__name__
+            self._opaque.append(Opaque("", kind, refusal.kind, refusal.reason, refusal.source))
+            program_root, reference = self._own_code(root, example)
+        else:
+            program_root = self._graph_of(root, made, example)
+            reference = None if example is None else Reference(made.outputs)
+            self._graphs[""] = program_root
+            self._below(root, "", made, exampled=example is not None)
+        graphs = dict(reversed(self._graphs.items()))
+        return Capture(
+            Program(program_root, graphs),
+            tuple(self._opaque),
+            example,
+            reference,
+            self._sizes,
+            self._traces,
+            self._guards,
+            tuple(self._notes),
+        )
+
+    # -- one trace
+
+    def _trace(self, module: nn.Module, example: Arguments | None) -> Trace:
+        """Trace a twin of `module`, again where globals or state turn out to change."""
+        strict, live = False, frozenset[str]()
+        while True:
+            scratch, found = twin(module)
+            _without_graphs(scratch)
+            given = None if example is None else example.copied()
+            request = Request(
+                scratch,
+                None if given is None else given.args,
+                None if given is None else given.kwargs,
+                self._sizes,
+                self._leaf_functions,
+                live=live,
+                strict=strict,
+            )
+            self._traces += 1
+            try:
+                made = trace(request)
+            except Outside:
+                if strict:
+                    raise
+                strict = True
+                continue
+            if made.changing <= live:
+                break
+            live |= made.changing
+        self._guards += made.guards
+        self._notes.update(dict.fromkeys(made.notes))
+        state = attributes_of(module)
+        state.update(made.constants)
+        state.update({n: found.old(m) if found.made(m) else m for n, m in made.unregistered})
+        return made
+
+    def _graph_of(
+        self, module: nn.Module, made: Trace, example: Arguments | None
+    ) -> CapturedModule:
+        return CapturedModule.over(module, made.graph, self._entry(module, made, example))
+
+    def _entry(self, module: nn.Module, made: Trace, example: Arguments | None) -> Entry:
+        forward = attributes_of(module).get("forward", type(module).forward)
+        pattern = (
+            Pattern.by_names(forward)
+            if example is None
+            else Pattern(
+                example.args,
+                example.kwargs,
+                forward=forward,
+                grad_matters=made.reads_grad_mode,
+            )
+        )
+        flags = [(_at(module, path), _at(module, path).training) for path in made.reads_training]
+        entry = Entry(pattern, module, renamed=made.renamed, flags=flags)
+        entry.opaque = [_at(module, opaque.path) for opaque in made.opaque]
+        entry.reads_device = getattr(made, "reads_device", True)
+        return entry
+
+    # -- what runs its own code
+
+    def _own_code(
+        self, root: nn.Module, example: Arguments | None
+    ) -> tuple[CapturedModule, Reference | None]:
+        reference, calls = (None, None) if example is None else recorded_run(root, example)
+        made = around(root)
+        self._inside(root, "", calls)
+        return made, reference
+
+    def _below(self, module: nn.Module, path: str, made: Trace, *, exampled: bool) -> None:
+        """Capture the children of what is opaque in the graph of `module`."""
+        for opaque in made.opaque:
+            inner = _at(module, opaque.path)
+            if id(inner) in self._done:
+                continue
+            self._done.add(id(inner))
+            full = _joined(path, opaque.path)
+            self._opaque.append(replace(opaque, path=full))
+            if not is_sealed(inner):
+                calls = {_joined(path, key): call for key, call in made.calls.items()}
+                self._inside(inner, full, calls if exampled else None)
+
+    def _inside(self, module: nn.Module, path: str, calls: Mapping[str, Call] | None) -> None:
+        stack = list(reversed(_children(module, path)))
+        while stack:
+            name, child = stack.pop()
+            if id(child) in self._done or _is_layer(child):
+                continue
+            if is_sealed(child):
+                self._done.add(id(child))
+                self._opaque.append(_sealed(name, child))
+            elif not self._child(child, name, calls):
+                stack.extend(reversed(_children(child, name)))
+
+    def _child(self, child: nn.Module, path: str, calls: Mapping[str, Call] | None) -> bool:
+        """Capture a module below an opaque one; False where its children have to be looked at."""
+        container = type(child).forward is nn.Module.forward
+        if container or (calls is not None and path not in calls):
+            # A list or a dict of modules, or a module that the example does not reach.
+            return False
+        call = None if calls is None else Arguments(*calls[path])
+        self._done.add(id(child))
+        try:
+            made = self._trace(child, call)
+        except Untraceable as refusal:
+            kind = type(child).__name__
+            self._opaque.append(Opaque(path, kind, refusal.kind, refusal.reason, refusal.source))
+            return False
+        self._graphs[path] = install(child, made.graph, self._entry(child, made, call))
+        self._below(child, path, made, exampled=call is not None)
+        return True
+
+
+def _at(module: nn.Module, path: str) -> nn.Module:
+    found: Any = module
+    for name in path.split(".") if path else ():
+        found = getattr(found, name)
+    return found
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """One of torch's own layers: a graph of one node gains nothing."""
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, containers)
+
+
+def _sealed(path: str, module: nn.Module) -> Opaque:
+    script = isinstance(module, torch.jit.ScriptModule)
+    reason = "TorchScript" if script else "compiled by torch.compile"
+    return Opaque(path, type(module).__name__, OpaqueKind.COMPILED, reason)
+
+
+def _without_graphs(root: nn.Module) -> None:
+    """Give captured children back their own forward: a trace must see the model's code."""
+    for module in all_modules(root):
+        forward = attributes_of(module).get("forward")
+        if isinstance(forward, Forward):
+            if forward.before is None:
+                del attributes_of(module)["forward"]
+            else:
+                attributes_of(module)["forward"] = forward.before
+
+
+def recorded_run(root: nn.Module, example: Arguments) -> tuple[Reference, dict[str, Call]]:
+    """Run a twin of `root` once and note how each module in it was called first.
+
+    Raises:
+        CaptureError: the model itself raises on the example.
+    """
+    running, _ = twin(root, tensors=OwnTensors(root))
+    calls: dict[str, Call] = {}
+    handles = [
+        module.register_forward_pre_hook(_noting(calls, path), with_kwargs=True, prepend=True)
+        for path, module in _named_modules(running)
+        if path and not is_sealed(module) and not _is_layer(module)
+    ]
+    given = example.copied()
+    try:
+        with torch.no_grad():
+            outputs = running(*given.args, **given.kwargs)
+    except Exception as error:
+        raise CaptureError(
+            f"the model itself raises on the example: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    buffers = dict(running.named_buffers())
+    return Reference(outputs, given, buffers, torch.get_rng_state()), calls
+
+
+def _noting(calls: dict[str, Call], path: str) -> Callable[..., None]:
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if path not in calls:
+            # The tensors themselves: what counts are their kinds, and copies would take memory.
+            held = Arguments(args, kwargs).same_tensors()
+            calls[path] = (held.args, dict(held.kwargs))
+
+    return note
+
+
+def signature_of(model: nn.Module) -> inspect.Signature:
+    """How the forward of a model may be called."""
+    return inspect.signature(attributes_of(model).get("forward", type(model).forward))

@@ -1,0 +1,230 @@
+"""What stands at the door of a captured graph: which calls it takes, and what runs otherwise."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fxpasses.capture.guards import GuardMiss
+from fxpasses.capture.inside import attributes_of
+from fxpasses.capture.pattern import Args, Kwargs, Pattern
+from fxpasses.core import Watch
+from fxpasses.errors import GuardError, ModeError, StaleWeightsError
+
+if TYPE_CHECKING:
+    from fxpasses.capture.twin import Twin
+
+GraphCall = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Calls:
+    """How often a graph ran, and how often and why the module's own code did."""
+
+    graph: int = 0
+    fallback: int = 0
+    reasons: Counter[str] = field(default_factory=Counter[str])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"graph": self.graph, "fallback": self.fallback, "reasons": dict(self.reasons)}
+
+
+class Entry:
+    """Decides for each call of a captured module whether its graph runs or its own code.
+
+    Args:
+        pattern: What a call must look like; None where the module has no graph of its own.
+        renamed: Placeholders of arguments whose names are not safe in generated code.
+        fallback: The module whose own code runs otherwise, or None.
+        flags: The modules whose mode the graph took for granted, with that mode.
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern | None,
+        fallback: nn.Module | None,
+        *,
+        renamed: Mapping[str, str] | None = None,
+        flags: Sequence[tuple[nn.Module, bool]] = (),
+    ) -> None:
+        self.pattern = pattern
+        self.fallback = fallback
+        self.renamed = dict(renamed or {})
+        self.flags = list(flags)
+        self.mode_reasons: tuple[str, ...] = ()
+        """Why no call in the other mode can be served: what passes did to the weights."""
+        self.watches: list[Watch] = []
+        self.guard_weights = True
+        self.pickles_fallback = False
+        self.reads_device = True
+        self.opaque: list[nn.Module] = []
+        """The modules that the graph calls and that run their own code."""
+        self.lineage: Twin | None = None
+        """While passes work: which module stands for which of the original program's."""
+        self.pairs: list[tuple[nn.Module, nn.Module]] = []
+        """Modules of the result and those of the fallback that stand for the same."""
+        self.calls = Calls()
+
+    def run(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Serve one call: by `graph` where it holds, else by the module's own code."""
+        if torch.compiler.is_compiling():
+            return self._run_compiled(graph, args, kwargs)
+        if self.watches and self.guard_weights:
+            self.check_weights()
+        if not self._mode_fits():
+            return self._other_mode(args, kwargs)
+        if self.pattern is None:
+            return self.own_code(args, kwargs)
+        if not self.pattern.admits(args, kwargs):
+            call = self.pattern.normalized(args, kwargs)
+            if call is None:
+                reason = self.pattern.describe_difference(args, kwargs)
+                return self._miss(reason or "arguments in another form", args, kwargs)
+            graph_args, graph_kwargs = call
+        else:
+            graph_args, graph_kwargs = args, kwargs
+        try:
+            output = graph(*graph_args, **self._safe(graph_kwargs))
+        except GuardMiss as miss:
+            reason = f"a size: {miss}"
+        else:
+            self.calls.graph += 1
+            return output
+        return self._miss(reason, args, kwargs)
+
+    def _run_compiled(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
+        """As `run`, in what a compiler can trace: nothing is counted, no memory is compared."""
+        pattern = self.pattern
+        fits = pattern is not None and self._mode_fits() and pattern.resembles(args, kwargs)
+        if not fits and self.fallback is not None:
+            return own_forward(self.fallback)(*args, **kwargs)
+        return graph(*args, **self._safe(kwargs))
+
+    def _safe(self, kwargs: Kwargs) -> Kwargs:
+        if not self.renamed or not kwargs:
+            return kwargs
+        return {self.renamed.get(key, key): value for key, value in kwargs.items()}
+
+    def _mode_fits(self) -> bool:
+        for module, training in self.flags:  # noqa: SIM110  a generator would double the cost
+            if module.training is not training:
+                return False
+        return True
+
+    def check_weights(self) -> None:
+        """Raise `StaleWeightsError` where a folded weight was written since."""
+        for watch in self.watches:
+            if watch.stale:
+                raise StaleWeightsError(
+                    f"{watch.name} was written after a pass had folded it; run the passes again, "
+                    "or set guard_weights=False on the result to go on with the old values"
+                )
+
+    def _other_mode(self, args: Args, kwargs: dict[str, Any]) -> Any:
+        captured = "training" if self.flags and self.flags[0][1] else "evaluation"
+        if self.mode_reasons:
+            raise ModeError(
+                f"optimized for {captured} mode, because {'; '.join(self.mode_reasons)}; "
+                f"run the passes with training={captured != 'training'} for the other mode"
+            )
+        return self._miss(f"not in {captured} mode, which the graph was captured in", args, kwargs)
+
+    def _miss(self, reason: str, args: Args, kwargs: dict[str, Any]) -> Any:
+        if self.fallback is None:
+            raise GuardError(
+                f"the graph does not hold for this call ({reason}), and the module's own code "
+                "is gone: keep the fallback, or run the passes with such an example"
+            )
+        self.calls.fallback += 1
+        self.calls.reasons[reason] += 1
+        return self.own_code(args, kwargs)
+
+    def own_code(self, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Run the module's own forward, in the mode in which the result is."""
+        fallback = self.fallback
+        if fallback is None:
+            raise GuardError("the module's own code is gone")
+        self.modes_to_fallback()
+        return own_forward(fallback)(*args, **kwargs)
+
+    # -- one state in result and fallback
+
+    def modes_to_fallback(self) -> None:
+        for mine, other in self.pairs:
+            attributes_of(other)["training"] = mine.training
+
+    def modes_from_fallback(self) -> None:
+        for mine, other in self.pairs:
+            attributes_of(mine)["training"] = other.training
+
+    # -- copies
+
+    def __copy__(self) -> "Entry":
+        made = object.__new__(Entry)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Entry":
+        made = object.__new__(Entry)
+        memo[id(self)] = made
+        for key, value in self.__dict__.items():
+            if key not in ("watches", "lineage", "calls"):
+                made.__dict__[key] = copy.deepcopy(value, memo)
+        made.lineage, made.calls = None, Calls()
+        made.watches = [w for w in (_copied_watch(watch, memo) for watch in self.watches) if w]
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        watched: list[tuple[str, Any]] = []
+        if self.pickles_fallback:
+            watched = [(watch.name, watch.tensor()) for watch in self.watches if not watch.stale]
+        else:
+            state["fallback"] = None
+            state["pairs"] = []
+        state.update(watches=watched, lineage=None, calls=Calls())
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        watched = state.pop("watches")
+        self.__dict__.update(state)
+        found = (Watch.on(name, tensor) for name, tensor in watched if tensor is not None)
+        self.watches = [watch for watch in found if watch is not None]
+
+
+def _copied_watch(watch: Watch, memo: dict[int, Any]) -> Watch | None:
+    """A watch on the copy of the tensor; none where the tensor was not copied along."""
+    tensor = watch.tensor()
+    copied = None if tensor is None else memo.get(id(tensor))
+    made = None if copied is None else Watch.on(watch.name, copied)
+    if made is not None and watch.stale:
+        return Watch(made.name, made.tensor, -1)
+    return made
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward that a module had before a graph took its place."""
+    forward = attributes_of(module).get("forward")
+    if isinstance(forward, Forward):
+        forward = forward.before
+    return type(module).forward.__get__(module) if forward is None else forward
+
+
+class Forward:
+    """Stands in for the `forward` of a module that keeps its class and its place.
+
+    Args:
+        serve: What takes the calls: a captured module that shares the dicts of the original.
+        before: The forward that the module had in its own `__dict__`, if any.
+    """
+
+    def __init__(self, serve: nn.Module, before: Callable[..., Any] | None) -> None:
+        self.serve = serve
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.serve.forward(*args, **kwargs)

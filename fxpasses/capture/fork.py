@@ -1,0 +1,158 @@
+"""From a captured program to one that passes may change, and from that to what the user gets."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from fxpasses.capture.entry import Calls, Entry
+from fxpasses.capture.inside import (
+    HOOK_DICTS,
+    attributes_of,
+    buffers_of,
+    modules_of,
+    parameters_of,
+)
+from fxpasses.capture.result import CapturedModule
+from fxpasses.capture.twin import Twin, twin
+from fxpasses.core import Program, Watch
+
+
+def fork(program: Program) -> Program:
+    """An independent program: its own graphs and modules over the same tensors.
+
+    Nodes keep their names and metadata. The original stays as it is.
+    """
+    root, lineage = twin(program.root)
+    forked = Program(root, {path: lineage.new(module) for path, module in program})
+    entry_of(root).lineage = lineage
+    _count_anew(forked)
+    return forked
+
+
+def _count_anew(program: Program) -> None:
+    for module in (program.root, *program.graphs.values()):
+        entry_of(module).calls = Calls()
+
+
+def entry_of(module: nn.Module) -> Entry:
+    """The entry of a captured module.
+
+    Raises:
+        TypeError: it is not one.
+    """
+    if not isinstance(module, CapturedModule):
+        raise TypeError(f"a {type(module).__name__} is not a captured module")
+    return module.entry
+
+
+def finish(
+    work: Program,
+    original: Program,
+    watches: Sequence[Watch] = (),
+    mode_reasons: Sequence[str] = (),
+) -> CapturedModule:
+    """Make the module that the user gets out of a program that passes have changed.
+
+    The tree of the original becomes its fallback. Both then hold the same opaque modules, so
+    that what those count and keep is kept once.
+
+    Args:
+        work: A fork of `original`, after all passes.
+        original: The program as it was captured.
+        watches: Tensors that were folded: calls raise once one of them is written.
+        mode_reasons: Why a call in the other mode would be wrong, for `ModeError`.
+    """
+    root, entry, before = work.root, entry_of(work.root), entry_of(original.root)
+    if not isinstance(root, CapturedModule):
+        raise TypeError(f"a {type(root).__name__} is not a captured module")
+    if entry.lineage is not None:
+        _restore_own_code(before, entry.lineage)
+    entry.lineage = None
+    for _, module in work:
+        inner = entry_of(module)
+        if module is not root and inner.fallback is not None:
+            _fix_mode(inner, inner.fallback)
+    _fix_mode(entry, root)
+    if entry.pattern is not None and before.fallback is not None:
+        shared = dict(zip(before.opaque, entry.opaque, strict=True))
+        entry.fallback = twin(before.fallback, replace=shared)[0] if shared else before.fallback
+        entry.pairs = list(_pairs(root, entry.fallback))
+        for mine, other in entry.pairs:
+            _hold_together(mine, other)
+    _count_anew(work)
+    entry.watches = list(watches)
+    entry.mode_reasons = tuple(mode_reasons)
+    return root
+
+
+def _fix_mode(entry: Entry, flagged: nn.Module) -> None:
+    """From now on the graph holds for the mode alone that the passes worked for."""
+    if not any(module is flagged for module, _ in entry.flags):
+        entry.flags.insert(0, (flagged, flagged.training))
+
+
+# -- what lies below opaque modules is read by their own code, whatever the graphs need
+
+
+def _restore_own_code(before: Entry, lineage: Twin) -> None:
+    roots = before.opaque
+    if before.pattern is None and before.fallback is not None:
+        roots = [before.fallback]
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        old = stack.pop()
+        if id(old) in seen or old not in lineage:
+            continue
+        seen.add(id(old))
+        _restore(old, lineage.new(old), lineage)
+        stack.extend(child for child in modules_of(old).values() if child is not None)
+
+
+def _restore(old: nn.Module, new: nn.Module, lineage: Twin) -> None:
+    """Put back what was taken out of `new`, in the order that `old` has."""
+    if old is new:
+        return
+    children, mine = modules_of(old), modules_of(new)
+    kept = {k: mine.get(k) or (child and lineage.new(child)) for k, child in children.items()}
+    _refill(mine, kept)
+    _refill(parameters_of(new), parameters_of(old))
+    _refill(buffers_of(new), buffers_of(old))
+
+
+def _refill(held: dict[str, Any], first: dict[str, Any]) -> None:
+    merged = {**first, **held}
+    held.clear()
+    held.update(merged)
+
+
+# -- result and fallback are one where they can be
+
+
+def _pairs(root: nn.Module, fallback: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """The modules at the same paths in both trees, where they are not one object."""
+    stack = [(root, fallback)]
+    seen: set[int] = set()
+    while stack:
+        mine, other = stack.pop()
+        if mine is other or id(mine) in seen:
+            continue
+        seen.add(id(mine))
+        yield mine, other
+        theirs = modules_of(other)
+        for name, child in modules_of(mine).items():
+            match = theirs.get(name)
+            if child is not None and match is not None:
+                stack.append((child, match))
+
+
+def _hold_together(mine: nn.Module, other: nn.Module) -> None:
+    """Share the dicts of two modules that hold the same, so that both see later changes."""
+    for key in ("_parameters", "_buffers", *HOOK_DICTS):
+        held, theirs = attributes_of(mine).get(key), attributes_of(other).get(key)
+        if not isinstance(held, dict) or not isinstance(theirs, dict):
+            continue
+        same = held.keys() == theirs.keys() and all(held[k] is theirs[k] for k in held)
+        if same:
+            attributes_of(mine)[key] = theirs
