@@ -1,0 +1,38 @@
+"""Passes imported by the place that a registry says they are at."""
+
+import importlib
+from typing import Any, TypeAlias, TypeGuard
+
+from fxpasses.core import ForeignPass, GraphPass, foreign
+from fxpasses.errors import RegistryError
+
+Loaded: TypeAlias = "type[GraphPass] | ForeignPass"
+
+
+def is_pass_class(item: Any) -> TypeGuard[type[GraphPass]]:
+    return isinstance(item, type) and issubclass(item, GraphPass)
+
+
+def imported(name: str, location: str, origin: str) -> Loaded:
+    """The pass `name` at `package.module:Class`; a function there becomes a foreign pass.
+
+    Raises:
+        RegistryError: it cannot be imported, is no pass, or calls itself something else.
+    """
+    module_name, _, attribute = location.partition(":")
+    where = f"the pass {name} of {origin}"
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise RegistryError(
+            f"{where} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if is_pass_class(found) or isinstance(found, ForeignPass):
+        if found.name != name:
+            raise RegistryError(f"{where} calls itself {found.name!r}")
+        return found
+    if not callable(found) or isinstance(found, type):
+        raise RegistryError(f"{where} is {found!r} at {location}, which is no pass")
+    return foreign(found, name=name)
