@@ -11,7 +11,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 PROBE = """
 import fxpasses, torch
 print(fxpasses.__file__)
-print(sorted(fxpasses.registry.passes))
+print(sorted(entry.name for entry in fxpasses.registry.passes()))
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
 fast = fxpasses.run(model, "fuse_conv_bn,dce", torch.randn(1, 3, 6, 6))
 print(len(fast.meta["fxpasses"]["passes"][0]["rewrites"]))

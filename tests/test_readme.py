@@ -31,5 +31,5 @@ def test_a_command_is_one_line(mark: str) -> None:
 def test_the_table_of_passes_is_complete() -> None:
     from fxpasses import registry
 
-    for name in registry.passes:
-        assert f"| `{name}` |" in README
+    for entry in registry.passes():
+        assert f"| `{entry.name}` |" in README

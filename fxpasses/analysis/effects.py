@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from fxpasses.core import Effects
 from fxpasses.ops import (
+    DROPOUTS,
     NN_CLASSES,
     PURE_METHODS,
     SILENT_WRITERS,
@@ -28,6 +29,7 @@ from fxpasses.ops import (
     bind_schema,
     choose,
     computes_as,
+    computing_names,
     is_plain,
     is_pure,
     is_raising,
@@ -122,7 +124,9 @@ _SETTINGS: Final = (
 def _settings(module: nn.Module, node: Node) -> Mapping[str, Any]:
     """The operands of a module call as a function would be given them."""
     arguments = arguments_of(node) if module is module_of(node) else {}
-    return {name: getattr(module, name, None) for name in _SETTINGS} | dict(arguments)
+    read = computing_names(type(module))
+    settings = {name: getattr(module, name, None) for name in _SETTINGS if name in read}
+    return settings | dict(arguments)
 
 
 # -- functions and methods
@@ -231,6 +235,8 @@ _Rule: TypeAlias = Callable[[Mapping[str, Any], Node], Effects]
 def _of_known_op(op: Op, arguments: Mapping[str, Any], node: Node) -> Effects:
     rule = _RULES.get(op)
     own = NONE if rule is None else rule(arguments, node)
+    if op in DROPOUTS and not own.random:
+        return NONE  # Even in place.
     return both(own, Effects(writes=_written_operands(arguments, node)))
 
 

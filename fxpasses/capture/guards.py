@@ -1,9 +1,15 @@
 """Nodes that check, as the graph runs, what the capture took for granted."""
 
-from collections.abc import Sized
+import dataclasses
+from collections.abc import Mapping, Sized
+from typing import Any
+
+from torch import Tensor
+
+from fxpasses.errors import GuardError
 
 
-class GuardMiss(Exception):
+class GuardMiss(Exception):  # noqa: N818 - a signal to the caller's fallback, not an error
     """A call differs from the example where the graph depends on it: run the module's own code."""
 
 
@@ -17,3 +23,49 @@ def check_len(values: Sized, expected: int) -> None:
     """Raise `GuardMiss` unless there are as many values as the capture saw."""
     if len(values) != expected:
         raise GuardMiss(f"{len(values)} values where the capture saw {expected}")
+
+
+def check_unpack(values: Sized, expected: int) -> None:
+    """Raise what `a, b = values` raises unless there are `expected` values."""
+    found = len(values)
+    if found < expected:
+        raise ValueError(f"not enough values to unpack (expected {expected}, got {found})")
+    if found > expected:
+        raise ValueError(f"too many values to unpack (expected {expected})")
+
+
+def structure_of(value: Any) -> Any:
+    """What of a result Python code may decide on, as literals: containers, keys, None, text."""
+    if isinstance(value, Tensor):
+        return "tensor"
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return ("text", value)
+    kind = type(value).__qualname__
+    if isinstance(value, Mapping):
+        return (kind, *[(key, structure_of(item)) for key, item in value.items()])
+    if isinstance(value, (tuple, list)):
+        return (kind, *[structure_of(item) for item in value])
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return (kind, *[(name, structure_of(getattr(value, name))) for name in names])
+    return (kind,)
+
+
+def check_structure(value: Any, expected: Any) -> None:
+    """Raise `GuardMiss` unless a module returned the structure that the capture saw."""
+    found = structure_of(value)
+    if found != expected:
+        raise GuardMiss(f"a result {found} where the capture saw {expected}")
+
+
+def require_structure(value: Any, expected: Any) -> None:
+    """As `check_structure`, behind an effect: the call cannot be taken back, so it is an error."""
+    found = structure_of(value)
+    if found != expected:
+        raise GuardError(
+            f"an opaque module returned {found} where the capture saw {expected}, and the call "
+            "cannot run again because it has changed something already: capture with an example "
+            "that takes this path"
+        )

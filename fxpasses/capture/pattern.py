@@ -23,6 +23,7 @@ Kwargs: TypeAlias = Mapping[str, Any]
 Difference: TypeAlias = str | None
 
 _PLAIN = (type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
+_SAID = (int, float, complex, str, torch.dtype, torch.device, enum.Enum)
 _BY_IDENTITY = (type, torch.memory_format, enum.Enum)
 _TENSOR_TYPES: Final = frozenset((Tensor, nn.Parameter))
 
@@ -158,7 +159,7 @@ def _parts(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
         return tuple(mapping.keys()), tuple(mapping.values())
     if isinstance(value, (tuple, list)):
         items = tuple(cast("tuple[Any, ...]", value))
-        return tuple(range(len(items))), items
+        return getattr(value, "_fields", tuple(range(len(items)))), items
     if isinstance(value, slice):
         return ("start", "stop", "step"), (value.start, value.stop, value.step)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -208,7 +209,7 @@ def _said(value: Any) -> str:
         return f"a tensor of rank {value.dim()}"
     if value is _OMITTED:
         return "missing"
-    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+    if value is None or isinstance(value, _SAID):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:37]}..."
     return f"a {type(value).__name__}"

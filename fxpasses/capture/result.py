@@ -180,9 +180,9 @@ class CapturedModule(GraphModule):
         before = self._device_type()
 
         def apply() -> None:
-            GraphModule._apply(self, fn, recurse)
+            GraphModule._apply(self, fn, recurse)  # noqa: SLF001  its own class
             if fallback is not None:
-                fallback._apply(fn, recurse)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  as torch's own conversions do
+                fallback._apply(fn, recurse)  # noqa: SLF001  as torch's own conversions do
 
         became = convert([self] if fallback is None else [self, fallback], apply, clone=clone)
         entry.watches = [_followed(watch, became) for watch in entry.watches]

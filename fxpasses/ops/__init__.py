@@ -1,5 +1,6 @@
 """The op vocabulary: the one place that knows which calls mean the same op."""
 
+from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
 from fxpasses.ops.modules import computes_as, computing_names, is_plain
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
@@ -18,6 +19,24 @@ from fxpasses.ops.schemas import (  # fmt: skip
     schemas_of_function,
     schemas_of_method,
 )
+from fxpasses.ops.sets import (
+    ACTIVATIONS,
+    BINARY,
+    COMMUTATIVE,
+    COMPARISONS,
+    DROPOUTS,
+    ELEMENTWISE,
+    FACTORIES,
+    MATMULS,
+    NORMS,
+    POOLS,
+    QUESTIONS,
+    RANDOM,
+    REDUCTIONS,
+    SOFTMAXES,
+    UNARY,
+    VIEWS,
+)
 from fxpasses.ops.signatures import (
     arguments_of,
     bind,
@@ -31,11 +50,28 @@ from fxpasses.ops.tables import VOCABULARY
 from fxpasses.ops.vocabulary import index_by, module_of, op_of, op_of_function, op_of_module
 
 __all__ = [
+    "ACTIVATIONS",
+    "BINARY",
+    "COMMUTATIVE",
+    "COMPARISONS",
+    "DROPOUTS",
+    "ELEMENTWISE",
+    "FACTORIES",
+    "MATMULS",
+    "METADATA_ATTRIBUTES",
     "NN_CLASSES",
+    "NORMS",
+    "POOLS",
     "PURE_METHODS",
+    "QUESTIONS",
     "RAISES_MARK",
+    "RANDOM",
+    "REDUCTIONS",
     "SILENT_WRITERS",
+    "SOFTMAXES",
     "TRUSTED_NAMESPACES",
+    "UNARY",
+    "VIEWS",
     "VOCABULARY",
     "Op",
     "Parameter",
@@ -56,6 +92,7 @@ __all__ = [
     "op_of",
     "op_of_function",
     "op_of_module",
+    "reads_only_metadata",
     "schemas_named",
     "schemas_of_function",
     "schemas_of_method",

@@ -42,6 +42,8 @@ class Schema:
     """With its namespace where it has one: `aten::relu`."""
     parameters: tuple[Parameter, ...]
     returns_tensor: bool = True
+    packs: bool = True
+    """Whether a last list of numbers may be given as numbers one by one."""
 
     @property
     def deals_with_tensors(self) -> bool:
@@ -95,6 +97,8 @@ _OPERANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "setitem": ("input", "index", "value"),
 }
 _WRITERS: Final = frozenset(("setitem", "delitem"))
+_NEVER_IN_PLACE: Final = frozenset(("matmul",))
+"""Tensors have no in-place form of these: `a @= b` makes a new tensor."""
 _BINARY_DUNDERS: Final = frozenset(
     (
         *("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul"),
@@ -102,6 +106,13 @@ _BINARY_DUNDERS: Final = frozenset(
         *("getitem", "setitem"),
     )
 )
+# Some are called otherwise by themselves: `Tensor.__ipow__` is `pow_`.
+_DUNDER_METHODS: Final[Mapping[Any, str]] = {
+    method: name
+    for bare in sorted(_BINARY_DUNDERS | _UNARY)
+    for name in (f"__{bare}__", f"__i{bare}__", f"__r{bare}__")
+    if (method := getattr(Tensor, name, None)) is not None
+}
 _BUILTINS: Final[Mapping[Callable[..., Any], Schema]] = {
     getattr: Schema(
         "getattr",
@@ -131,6 +142,8 @@ def schemas_of_function(function: Any) -> tuple[Schema, ...]:
         return tuple(schema_of(getattr(function, name)) for name in function.overloads())
     if schema := _BUILTINS.get(function):
         return (schema,)
+    if dunder := _DUNDER_METHODS.get(function):
+        return schemas_of_method(dunder)
     name = getattr(function, "__name__", "")
     if getattr(operator, name, None) is function:
         return (_of_operator(name),)
@@ -154,7 +167,7 @@ def schemas_of_method(name: str) -> tuple[Schema, ...]:
     return tuple(
         _receiver_first(schema)
         for schema in schemas_named(f"aten::{name}")
-        if schema.parameters and "Tensor" in {p.kind for p in schema.parameters}
+        if not schema.is_out_form and "self" in {p.name for p in schema.parameters}
     )
 
 
@@ -167,7 +180,7 @@ def schemas_named(name: str) -> tuple[Schema, ...]:
 
 @cache
 def schema_of(overload: OpOverload[..., Any]) -> Schema:
-    return _read(overload._schema)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001  no public name
+    return replace(_read(overload._schema), packs=False)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001  no public name
 
 
 def _is_torch_builtin(function: Any) -> bool:
@@ -231,7 +244,7 @@ def _of_python_parameter(parameter: inspect.Parameter) -> Parameter:
 def _of_operator(name: str) -> Schema:
     bare = name.rstrip("_")
     if bare.startswith("i") and bare[1:] in _BINARY_DUNDERS:
-        return _of_operands(bare[1:], writes=True)
+        return _of_operands(bare[1:], writes=bare[1:] not in _NEVER_IN_PLACE)
     return _of_operands(bare, writes=bare in _WRITERS)
 
 

@@ -32,7 +32,11 @@ _NUMPY: Final[Mapping[str, str]] = {
     "keepdims": "keepdim",
 }
 _EVERYWHERE: Final = {"self": "input", "train": "training"}
-_SPLIT: Final = {"tensor": "input", "split_size_or_sections": "split_size"}
+_SPLIT: Final = {
+    "tensor": "input",
+    "split_size_or_sections": "split_size",
+    "split_sizes": "split_size",
+}
 _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "rsub": {"self": "other", "other": "input"},
     "embedding": {"indices": "input"},
@@ -43,14 +47,11 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "outer": {"vec2": "other"},
     "ger": {"vec2": "other"},
     "split": _SPLIT,
-    "split_with_sizes": {"split_sizes": "split_size"},
+    "split_with_sizes": _SPLIT,
     "swapaxes": {"axis0": "dim0", "axis1": "dim1"},
-    "swapdims": {"dim0": "dim0", "dim1": "dim1"},
+    "einsum": {"operands": "tensors"},
     "scalar_tensor": {"s": "data"},
     "reshape": {"shape": "size"},
-    "new_full": {"fill_value": "value"},
-    "full": {"fill_value": "value"},
-    "full_like": {"fill_value": "value"},
 }
 _SILENT: Final = ("requires_grad", "out", "names")
 """Keywords that Python takes besides those of the schema."""
@@ -125,7 +126,7 @@ def bind_schema(
 ) -> dict[str, Any] | None:
     """Arguments by the schema's own names, defaults filled in; None where the call cannot be it."""
     positional = [p for p in schema.parameters if not p.keyword_only]
-    args = _packed(positional, args)
+    args = _packed(positional, args, numbers=schema.packs)
     if len(args) > len(positional):
         return None
     names = {p.name for p in schema.parameters}
@@ -154,14 +155,16 @@ def _own_name(key: str, names: set[str]) -> str | None:
     return None
 
 
-def _packed(positional: list[Parameter], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _packed(
+    positional: list[Parameter], args: tuple[Any, ...], *, numbers: bool
+) -> tuple[Any, ...]:
     """`x.view(2, 3)` as `x.view((2, 3))`, and everything from a variadic parameter on as one."""
     for position, parameter in enumerate(positional):
         rest = args[position:]
         if parameter.variadic:
             given = rest[0] if len(rest) == 1 and isinstance(rest[0], (list, tuple)) else rest
             return (*args[:position], tuple(given))
-        if parameter.kind != "List[int]" or position + 1 != len(positional):
+        if not numbers or parameter.kind != "List[int]" or position + 1 != len(positional):
             continue
         if len(rest) > 1 or (len(rest) == 1 and _is_one_number(rest[0])):
             return (*args[:position], tuple(rest)) if position <= 1 else args
@@ -233,13 +236,13 @@ def _kind_fits(value: Any, kind: str, nodes_are_tensors: bool) -> bool:
 
 def _named(schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        _canonical(schema, name): value
+        canonical_name(schema, name): value
         for name, value in arguments.items()
         if not name.startswith("_")
     }
 
 
-def _canonical(schema: Schema, name: str) -> str:
+def canonical_name(schema: Schema, name: str) -> str:
     renamed = _RENAMED.get(schema.name.rpartition("::")[2].rstrip("_"), {})
     return renamed.get(name, _EVERYWHERE.get(name, name))
 
@@ -258,12 +261,12 @@ def with_arguments(
         return None
     args, kwargs = list(node.args), dict(node.kwargs)
     for position, parameter in enumerate(found[0].parameters):
-        name = _canonical(found[0], parameter.name)
+        name = canonical_name(found[0], parameter.name)
         if name not in changed:
             continue
         if position < len(args):
             args[position] = changed[name]
         else:
             kwargs[parameter.name] = changed[name]
-    taken = {_canonical(found[0], p.name) for p in found[0].parameters}
+    taken = {canonical_name(found[0], p.name) for p in found[0].parameters}
     return (tuple(args), kwargs) if changed.keys() <= taken else None

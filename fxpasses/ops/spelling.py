@@ -57,7 +57,8 @@ def spell(
         classes=tuple(classes),
         functions=_unique((*functions, *filter(_is_function, found))),
         methods=_unique((*called, *methods)),
-        aten=_unique((*written, *dunders, *aten)),
+        # What every object has, such as `__eq__`, is no operator of aten.
+        aten=_unique((*written, *(n for n in dunders if not hasattr(object, n)), *aten)),
     )
 
 

@@ -78,20 +78,28 @@ class Attempts:
         return self._optimise(self.undone)
 
     def verified(self) -> Attempt:
-        """A run that the verifier agrees with, or whose failure nothing more can mend.
+        """A run that the verifier agrees with.
 
         Raises:
             VerificationError: the result is wrong, and `on_failure` is "raise", or leaving out
                 everything that is to blame does not help.
         """
-        attempt = self._verify(self._optimise(self.undone))
+        attempt = self._checked()
         while attempt.failed:
             blames, guilty = self._guilty(attempt)
             if self.settings.on_failure == "raise" or not guilty:
                 self._raise(attempt, blames)
             self._undo(attempt, blames, guilty)
-            attempt = self._verify(self._optimise(self.undone))
+            attempt = self._checked()
         return attempt
+
+    def _checked(self) -> Attempt:
+        """All passes, verified at the end; or after each, up to the first with which it fails."""
+        for passes in range(1, self._total) if self.settings.level == "each" else ():
+            attempt = self._verify(self._optimise(self.undone, up_to=passes))
+            if attempt.failed:
+                return attempt
+        return self._verify(self._optimise(self.undone))
 
     def _optimise(self, undone: Undone, up_to: int | None = None) -> Attempt:
         program = fork(self.captured.program)
@@ -102,7 +110,7 @@ class Attempts:
             without(self.pipeline, left_out),
             training=self.settings.training,
             gate=self.settings.gate(undone.rewrites),
-            keep_regions=self.settings.level != "off",
+            keep_regions=self.settings.level is not None,
             on_failure=self.settings.on_failure,
             effects=self.registry.effects,
         )
@@ -121,7 +129,7 @@ class Attempts:
             attempt.runs,
             self.captured.arguments,
             self.captured.reference,
-            level=self.settings.level,
+            level=self.settings.level or "sites",
             training=self.settings.training,
         )
         self.seconds["verify"] += time.perf_counter() - start

@@ -6,11 +6,11 @@ from typing import Any, Literal, cast
 
 from fxpasses.core import Gate
 from fxpasses.errors import ArgumentError
+from fxpasses.verify.check import Level
 
 OnFailure = Literal["raise", "skip"]
-Level = Literal["off", "sites", "each", "full"]
 
-_LEVELS: dict[Any, Level] = {False: "off", True: "sites", "each": "each", "full": "full"}
+_LEVELS: dict[Any, Level | None] = {False: None, True: "sites", "each": "each", "full": "full"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Settings:
     """How passes are run and checked."""
 
     training: bool
-    level: Level = "off"
+    level: Level | None = None
+    """How the result is verified; None: not at all."""
     on_failure: OnFailure = "raise"
     skip: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
@@ -29,8 +30,8 @@ class Settings:
         return Gate(skip=skip, only=self.only, stop_after=self.stop_after)
 
 
-def level_of(verify: object) -> Level:
-    """The verification level that `verify=` asks for.
+def level_of(verify: object) -> Level | None:
+    """The verification level that `verify=` asks for; None for no verification.
 
     Raises:
         ArgumentError: it is none of True, "each", "full" and False.
@@ -47,7 +48,7 @@ def on_failure_of(choice: object) -> OnFailure:
         ArgumentError: it is neither "raise" nor "skip".
     """
     if choice in ("raise", "skip"):
-        return cast("OnFailure", choice)
+        return choice
     raise ArgumentError(f'on_failure={choice!r}: pass "raise" or "skip"')
 
 

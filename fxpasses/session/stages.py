@@ -67,13 +67,13 @@ class Session:
         """The model as graphs, with the run of the example that comes along."""
         start = time.perf_counter()
         how = "none" if self.call is None else "given"
-        if self.call is None and self.request.settings.level != "off":
+        if self.call is None and self.request.settings.level is not None:
             how = self._infer_call()
         args, kwargs = self.call or (None, None)
         settings = self.request.settings
         captured = capture(self.model, args, kwargs, training=settings.training)
         self.record.capture = _capture_record(captured, how)
-        if settings.level != "off" or not captured.opaque:
+        if settings.level is not None or not captured.opaque:
             self._note_coverage(captured)
         self.record.seconds["capture"] = time.perf_counter() - start
         return captured
@@ -98,7 +98,7 @@ class Session:
         """The passes on a fork of what was captured, verified where that is asked for."""
         settings = self.request.settings
         attempts = Attempts(captured, self.pipeline, self.request.registry, settings)
-        unchecked = settings.level == "off" or captured.arguments is None
+        unchecked = settings.level is None or captured.arguments is None
         attempt = attempts.plain() if unchecked else attempts.verified()
         self.record.seconds.update(attempts.seconds)
         self._note(captured.program, attempts, attempt)

@@ -73,6 +73,9 @@ class View:
     @property
     def input(self) -> Any:
         """The first operand: a node, or a constant where the call has one."""
+        if self.module is not None and "input" not in self.arguments:
+            # Classes of other packages call it what they like.
+            return next(iter(self.arguments.values()), None)
         return self.operand("input")
 
 

@@ -1,8 +1,10 @@
 """Norms."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import torch
 from torch import Tensor, nn
 
 from fxpasses.ops import Op
@@ -63,6 +65,13 @@ class BatchNorm(Norm):
             (nn.modules.batchnorm._NormBase,),  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001  the only common base
         )
 
+    def accepts_only_rank(self, rank: int) -> bool:
+        """Whether the call is sure to raise on inputs of any other rank."""
+        check = getattr(self.module, "_check_input_dim", None)
+        if check is None:
+            return False
+        return all(_accepts(check, other) is (other == rank) for other in range(7))
+
     @property
     def uses_running_statistics(self) -> bool:
         """Whether the call is sure not to measure its batch."""
@@ -83,3 +92,11 @@ class BatchNorm(Norm):
     def has_constant_parameters(self) -> bool:
         """Whether statistics, scale and offset are known tensors, or absent."""
         return self.are_constant("running_mean", "running_var", "weight", "bias")
+
+
+def _accepts(check: Callable[[Tensor], None], rank: int) -> bool:
+    try:
+        check(torch.empty([1] * rank, device="meta"))
+    except ValueError:
+        return False
+    return True

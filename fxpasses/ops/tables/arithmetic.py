@@ -78,7 +78,7 @@ ARITHMETIC_TABLE: dict[Op, Spellings] = {
     Op.LGAMMA: spell("lgamma"),
     Op.FLOOR: spell("floor"),
     Op.CEIL: spell("ceil"),
-    Op.ROUND: spell("round", methods=("__round__",)),
+    Op.ROUND: spell("round"),
     Op.TRUNC: spell("trunc", "fix"),
     Op.FRAC: spell("frac"),
     Op.CLAMP: spell("clamp", "clip"),

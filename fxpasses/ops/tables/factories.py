@@ -1,5 +1,8 @@
 """New tensors, and random numbers."""
 
+import torch
+from torch import Tensor
+
 from fxpasses.ops.op import Op
 from fxpasses.ops.spelling import Spellings, spell
 
@@ -29,7 +32,10 @@ FACTORY_TABLE: dict[Op, Spellings] = {
     Op.RANDN_LIKE: spell("randn_like"),
     Op.RANDINT_LIKE: spell("randint_like"),
     Op.NORMAL: spell("normal"),
-    Op.BERNOULLI: spell("bernoulli"),
+    # `bernoulli_` draws with a probability of its own, `bernoulli` with its input for it.
+    Op.BERNOULLI: spell(
+        functions=(torch.bernoulli, Tensor.bernoulli), methods=("bernoulli",), aten=("bernoulli",)
+    ),
     Op.MULTINOMIAL: spell("multinomial"),
     Op.UNIFORM: spell("uniform"),
 }
