@@ -1,0 +1,196 @@
+"""Which nodes of a graph have the same value in every call, and how that value is made."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxpasses.core import Facts, attribute, widened
+
+_CALLS = frozenset({"call_function", "call_method", "call_module"})
+_ORDINARY = frozenset({Tensor, nn.Parameter})
+
+Become: TypeAlias = Callable[[Tensor], tuple[torch.dtype, torch.device]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One node, as it stood when the recipe was made."""
+
+    node: Node
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    module: nn.Module | None
+    names: tuple[str, ...]
+    """What the module calls its tensors; for an attribute, one name."""
+    tensors: tuple[int, ...]
+    """The positions of those tensors among the sources."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """How the value of one node follows from tensors that the module holds."""
+
+    node: Node
+    sources: tuple[Tensor, ...]
+    steps: tuple[_Step, ...]
+
+    def made_of(self, *sources: Tensor) -> Any:
+        """The value, computed as the model does, from other tensors in place of the sources."""
+        return self._values(sources, lambda value: value)[self.node]
+
+    def made_wide(self, *sources: Tensor) -> Tensor:
+        """The value in float64: every narrow float is widened before it is read.
+
+        What no tensor goes into, such as `arange`, is made in its own dtype first: its values in
+        that dtype are what the model means. The result is laid out densely.
+        """
+        with _Wide():
+            value = self._values(sources, _widened_all)[self.node]
+        return value.clone()
+
+    def dry_run(self, become: Become | None = None) -> Mapping[Node, Any]:
+        """The values of all nodes on the way, as fake tensors: no data is read or made.
+
+        `become` says which dtype and device each source is taken to have.
+        """
+        with FakeTensorMode(), torch.no_grad():
+            fakes: list[Tensor] = []
+            for tensor in self.sources:
+                dtype, device = become(tensor) if become else (tensor.dtype, tensor.device)
+                layout = (tensor.shape, tensor.stride())
+                fakes.append(torch.empty_strided(*layout, dtype=dtype, device=device))
+            return self._values(fakes, lambda value: value)
+
+    def _values(self, sources: Sequence[Tensor], finish: Callable[[Any], Any]) -> dict[Node, Any]:
+        values: dict[Node, Any] = {}
+        with torch.no_grad():
+            for step in self.steps:
+                values[step.node] = finish(_run(step, values, sources))
+        return values
+
+
+def _run(step: _Step, values: Mapping[Node, Any], sources: Sequence[Tensor]) -> Any:
+    held = [sources[position] for position in step.tensors]
+    if step.op == "get_attr":
+        return held[0]
+    args = map_arg(step.args, values.__getitem__)
+    kwargs = map_arg(dict(step.kwargs), values.__getitem__)
+    if step.module is not None:
+        return functional_call(step.module, dict(zip(step.names, held, strict=True)), args, kwargs)
+    if step.op == "call_method":
+        return getattr(args[0], step.target)(*args[1:], **kwargs)
+    return step.target(*args, **kwargs)
+
+
+class Constants:
+    """The nodes of one graph whose value follows from tensors that the module holds.
+
+    `closed` nodes are the calls that read nothing else. A closed call without effects has the
+    same value in every call, as long as nobody writes those tensors.
+    """
+
+    def __init__(self, module: GraphModule, facts: Facts) -> None:
+        self._module = module
+        self.closed: dict[Node, None] = {}
+        self._constant: set[Node] = set()
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                if is_ordinary(attribute(module, str(node.target))):
+                    self._constant.add(node)
+            elif node.op in _CALLS and self._constant.issuperset(node.all_input_nodes):
+                self.closed[node] = None
+                if facts.effects(node).none:
+                    self._constant.add(node)
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether `node` has the same value in every call."""
+        return node in self._constant
+
+    def recipe(self, node: Node) -> Recipe:
+        """How `node` follows from what the module holds, as the graph stands now."""
+        found: dict[Node, None] = {}
+        stack = [node]
+        while stack:
+            top = stack.pop()
+            if top not in found:
+                found[top] = None
+                stack.extend(top.all_input_nodes)
+        sources: dict[int, Tensor] = {}
+        steps = [self._step(step, sources) for step in sorted(found)]
+        return Recipe(node, tuple(sources.values()), tuple(steps))
+
+    def _step(self, node: Node, sources: dict[int, Tensor]) -> _Step:
+        named = dict(self._tensors(node))
+        for tensor in named.values():
+            sources.setdefault(id(tensor), tensor)
+        positions = {key: position for position, key in enumerate(sources)}
+        is_module = node.op == "call_module"
+        return _Step(
+            node,
+            node.op,
+            node.target,
+            node.args,
+            dict(node.kwargs),
+            self._module.get_submodule(str(node.target)) if is_module else None,
+            tuple(named),
+            tuple(positions[id(tensor)] for tensor in named.values()),
+        )
+
+    def _tensors(self, node: Node) -> Iterator[tuple[str, Tensor]]:
+        if node.op == "get_attr":
+            yield "", attribute(self._module, str(node.target))
+        elif node.op == "call_module":
+            module = self._module.get_submodule(str(node.target))
+            yield from module.named_parameters(remove_duplicate=False)
+            yield from module.named_buffers(remove_duplicate=False)
+
+
+def is_ordinary(value: object) -> bool:
+    """Whether `value` is a plain dense tensor with data, and no kind of its own."""
+    return (
+        isinstance(value, Tensor)
+        and type(value) in _ORDINARY
+        and not isinstance(value, FakeTensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+    )
+
+
+class _Wide(TorchDispatchMode):
+    """Raises every narrow float that an op reads or makes, and every cast to one."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+            args, kwargs = _raised((tuple(args), kwargs))
+        return _widened_all(func(*args, **kwargs))
+
+
+def _raised(operands: Any) -> Any:
+    return tree_map_only(torch.dtype, _raised_dtype, _widened_all(operands))
+
+
+def _raised_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _widened_all(value: Any) -> Any:
+    return tree_map_only(Tensor, widened, value)

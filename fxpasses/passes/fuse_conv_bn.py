@@ -1,0 +1,273 @@
+"""Fold an inference-time batch norm into the convolution or linear layer next to it.
+
+    batch_norm(conv(x, W, b))  ->  conv(x, W', b')
+    conv(batch_norm(x), W, b)  ->  conv(x, W', b')
+
+Both are affine, channel by channel. The new weights are computed in float64 and rounded once, so
+the outputs move by rounding only. The layer may be transposed, grouped or linear.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxpasses.analysis.constants import is_ordinary
+from fxpasses.analysis.liveness import asks_about
+from fxpasses.core import Editor, Facts, Fold, Numerics, Rewrite, widened
+from fxpasses.views import BatchNorm, Conv, Linear, Weighted
+
+Values: TypeAlias = Mapping[str, Tensor]
+Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
+
+
+@dataclass(frozen=True)
+class Site:
+    layer: Weighted
+    norm: BatchNorm
+    norm_is_first: bool
+
+    @property
+    def first(self) -> Node:
+        return self.norm.node if self.norm_is_first else self.layer.node
+
+    @property
+    def last(self) -> Node:
+        return self.layer.node if self.norm_is_first else self.norm.node
+
+    @property
+    def is_transposed(self) -> bool:
+        return isinstance(self.layer, Conv) and self.layer.is_transposed
+
+    @property
+    def groups(self) -> int:
+        return self.layer.groups if isinstance(self.layer, Conv) else 1
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the weight that the norm's channels lie on."""
+        return 0 if self.is_transposed == self.norm_is_first else 1
+
+    @property
+    def makes_bias(self) -> bool:
+        return "bias" in self.known or not (self.norm_is_first and self.is_transposed)
+
+    @cached_property
+    def known(self) -> dict[str, Tensor]:
+        """The constant tensors that the fold is made of."""
+        found = {
+            "weight": self.layer.tensor("weight"),
+            "bias": self.layer.bias,
+            "mean": self.norm.running_mean,
+            "var": self.norm.running_var,
+            "gamma": self.norm.weight,
+            "beta": self.norm.bias,
+        }
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    @cached_property
+    def wide(self) -> Values:
+        """All but the layer's weight in float64."""
+        return {name: widened(t) for name, t in self.known.items() if name != "weight"}
+
+
+def norm_uses_running_statistics(site: Site, _: Facts) -> str | None:
+    return None if site.norm.uses_running_statistics else "the norm measures each batch"
+
+
+def parameters_are_constant(site: Site, _: Facts) -> str | None:
+    known = site.layer.has_constant_parameters and site.norm.has_constant_parameters
+    return None if known else "a weight or a statistic is computed at run time"
+
+
+def parameters_are_plain_tensors(site: Site, _: Facts) -> str | None:
+    odd = (name for name, t in site.known.items() if not is_ordinary(t))
+    return next((f"the {name} is a tensor of a special kind" for name in odd), None)
+
+
+def nothing_writes_the_parameters(site: Site, facts: Facts) -> str | None:
+    written = (name for name, t in site.known.items() if facts.is_written(t))
+    return next((f"the {name} is written in the graph" for name in written), None)
+
+
+def no_parameter_is_trained(site: Site, facts: Facts) -> str | None:
+    trained = (name for name, t in site.known.items() if facts.training and t.requires_grad)
+    return next((f"the {name} is to be trained" for name in trained), None)
+
+
+def norm_works_on_the_channels(site: Site, facts: Facts) -> str | None:
+    """Axis 1 is the layer's channels only where there is a batch and, for linear, no more."""
+    weight, var = site.known["weight"], site.known["var"]
+    rank = facts.rank(site.norm.input)
+    if rank is None and not site.norm.accepts_only_rank(weight.dim()):
+        return "the rank of the norm's input is not known"
+    if rank not in (None, weight.dim()):
+        return f"the norm's input has rank {rank}, and its axis 1 is not the layer's channels"
+    channels = weight.shape[site.channel_axis] * (1 if site.channel_axis == 0 else site.groups)
+    if var.numel() != channels:
+        return f"the norm has {var.numel()} channels, the layer {channels}"
+    return None
+
+
+def result_keeps_its_dtype(site: Site, facts: Facts) -> str | None:
+    before, after = facts.dtype(site.norm.input), facts.dtype(site.norm.node)
+    if before is None or after is None:
+        dtypes = {t.dtype for t in site.known.values()}
+        return None if len(dtypes) == 1 else "the dtype of the norm's input is not known"
+    return None if before is after else f"the norm turns {before} into {after}"
+
+
+def nothing_writes_between(site: Site, facts: Facts) -> str | None:
+    entered = site.norm.input if site.norm_is_first else site.layer.input
+    for value in (site.first, entered):
+        if isinstance(value, Node):
+            writer = facts.written_between(site.first, site.last, value)
+            if writer is not None:
+                return f"{writer.name} may write {value.name} in between"
+    return None
+
+
+def padding_is_not_shifted(site: Site, _: Facts) -> str | None:
+    """A norm in front shifts what a padded convolution sees as zero."""
+    if not (site.norm_is_first and isinstance(site.layer, Conv)):
+        return None
+    shift = _shift(site.wide, site.norm.eps)
+    if bool((shift == 0).all()):
+        return None
+    if site.layer.is_transposed:
+        return "the norm's shift would reach each output of the transposed convolution anew"
+    if site.layer.pads_with_values and site.layer.padding_mode == "zeros":
+        return "the convolution pads with zeros that the norm's shift does not reach"
+    return None
+
+
+def scale_is_finite(site: Site, _: Facts) -> str | None:
+    infinite = torch.isinf(_scale(site.wide, site.norm.eps)).any()
+    return "the norm divides by zero" if bool(infinite) else None
+
+
+def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
+    """Scaled weights leave the range of float16 soon."""
+    dtype = site.known["weight"].dtype
+    scale = _scale(site.wide, site.norm.eps).abs().nan_to_num(0)
+    if torch.finfo(dtype).tiny < 1e-30 and float(scale.max()) < 1e20:
+        return None
+    values = {name: widened(t) for name, t in site.known.items()}
+    for formula in (_folded_weight, _folded_bias):
+        exact = formula(site, values)
+        rounded = widened(exact.to(dtype))
+        lost = torch.linalg.vector_norm((rounded - exact).nan_to_num(0))
+        if bool((torch.isinf(rounded) & ~torch.isinf(exact)).any()):
+            return f"a folded weight is too large for {dtype}"
+        if lost > 2 * torch.finfo(dtype).eps * torch.linalg.vector_norm(exact.nan_to_num(0)):
+            return f"folded weights are too small for {dtype}"
+    return None
+
+
+def nothing_else_reads_between(site: Site, facts: Facts) -> str | None:
+    others = [reader for reader in facts.readers(site.first) if reader is not site.last]
+    return f"{others[0].name} reads {site.first.name} too" if others else None
+
+
+class FuseConvBn(Rewrite[Site]):
+    """Fold batch norms into the convolutions and linear layers next to them.
+
+    A norm behind a layer always can be folded. One in front of it only where the layer adds
+    nothing at the borders that the norm does not see: no zero padding, or a norm without a shift.
+    Folded parameters have the layer's dtype and no gradient history. Norms that measure their
+    batch stay, and so do parameters that are to be trained.
+    """
+
+    name = "fuse_conv_bn"
+    numerics = Numerics.ROUNDING
+    trains = True
+    legal_if = (
+        norm_uses_running_statistics,
+        parameters_are_constant,
+        parameters_are_plain_tensors,
+        nothing_writes_the_parameters,
+        no_parameter_is_trained,
+        norm_works_on_the_channels,
+        result_keeps_its_dtype,
+        nothing_writes_between,
+        padding_is_not_shifted,
+        scale_is_finite,
+        weights_fit_their_dtype,
+    )
+    worthwhile_if = (nothing_else_reads_between,)
+
+    def match(self, node: Node, facts: Facts) -> Site | None:  # noqa: ARG002  the pattern alone
+        norm = BatchNorm.at(node)
+        if norm is not None:
+            layer = _layer_at(norm.input)
+            return layer and Site(layer, norm, norm_is_first=False)
+        layer = _layer_at(node)
+        norm = layer and BatchNorm.at(layer.input)
+        return Site(layer, norm, norm_is_first=True) if layer and norm else None
+
+    def why(self, site: Site) -> str:
+        return f"{site.norm.node.name} is one affine map with {site.layer.node.name}"
+
+    def rewrite(self, site: Site, edit: Editor) -> None:
+        weight = _fold(site, edit, _folded_weight)
+        bias = _fold(site, edit, _folded_bias) if site.makes_bias else None
+        with edit.before(site.layer.node):
+            fused = site.layer.with_parameters(edit, weight, bias)
+        if site.norm_is_first:
+            edit.rewire(fused, site.first, site.norm.input)
+        other_side = site.norm.input if site.norm_is_first else fused
+        for reader in filter(asks_about, list(site.first.users)):
+            # The size, that is, which is the same on both sides of the norm.
+            edit.rewire(reader, site.first, other_side)
+        edit.replace(site.last, fused, absorbing=[site.first])
+
+
+def _layer_at(node: object) -> Weighted | None:
+    return Conv.at(node) or Linear.at(node)
+
+
+def _fold(site: Site, edit: Editor, formula: Formula) -> Fold:
+    needs_weight = formula is _folded_weight or site.norm_is_first
+    sources = {name: t for name, t in site.known.items() if name != "weight" or needs_weight}
+    return edit.fold(
+        lambda *values: formula(site, dict(zip(sources, values, strict=True))),
+        *sources.values(),
+        dtype=site.known["weight"].dtype,
+    )
+
+
+def _folded_weight(site: Site, values: Values) -> Tensor:
+    return _times(values["weight"], _scale(values, site.norm.eps), site)
+
+
+def _folded_bias(site: Site, values: Values) -> Tensor:
+    shift, bias = _shift(values, site.norm.eps), values.get("bias", torch.zeros(()))
+    if not site.norm_is_first:
+        return bias * _scale(values, site.norm.eps) + shift
+    if site.is_transposed:  # The norm then has no shift.
+        return bias
+    return bias + _times(values["weight"], shift, site).flatten(1).sum(1)
+
+
+def _scale(values: Values, eps: float) -> Tensor:
+    scale = torch.rsqrt(values["var"] + eps)
+    return scale * values["gamma"] if "gamma" in values else scale
+
+
+def _shift(values: Values, eps: float) -> Tensor:
+    shift = -values["mean"] * _scale(values, eps)
+    return shift + values["beta"] if "beta" in values else shift
+
+
+def _times(weight: Tensor, factor: Tensor, site: Site) -> Tensor:
+    """The weight, each channel on `site.channel_axis` multiplied by its factor."""
+    kernel = [1] * (weight.dim() - 2)
+    if site.channel_axis == 0:
+        return weight * factor.reshape(-1, 1, *kernel)
+    # Each group of rows has channels of its own.
+    grouped = weight.unflatten(0, (site.groups, -1))
+    return (grouped * factor.reshape(site.groups, 1, -1, *kernel)).flatten(0, 1)

@@ -1,0 +1,147 @@
+"""What the test of every pass needs: models as graphs, and passes without their conditions."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter, Node, Tracer
+
+from fxpasses.core import (
+    STANDS_FOR,
+    VALUE,
+    GraphPass,
+    Known,
+    PassResult,
+    TensorInfo,
+)
+from fxpasses.manager import apply
+from fxpasses.ops import Op, op_of
+
+
+class _LeavesKnownOps(Tracer):
+    """Modules that spell an op are leaves, wherever they are defined; buffers are nodes."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_op(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def is_op(module: nn.Module) -> bool:
+    """Whether the vocabulary knows what calling `module` computes."""
+    root = nn.Module()
+    root.called = module
+    graph = torch.fx.Graph(root)
+    node = graph.call_module("called", (graph.placeholder("x"),))
+    return op_of(node) is not None
+
+
+def bare(model: nn.Module) -> GraphModule:
+    """The model as a graph that knows nothing of its values."""
+    return GraphModule(model, _LeavesKnownOps().trace(model), type(model).__name__)
+
+
+def traced(model: nn.Module, *example: Any) -> GraphModule:
+    """The model as a graph whose nodes know their values, as a capture leaves it."""
+    module = bare(model)
+    recorder = _Recorder(copy.deepcopy(module))
+    with torch.no_grad():
+        recorder.run(*copy.deepcopy(example))
+    for node in module.graph.nodes:
+        node.meta[STANDS_FOR] = node.name
+        if (known := recorder.known.get(node.name)) is not None:
+            node.meta[VALUE] = known
+    return module
+
+
+class _Recorder(Interpreter):
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.known: dict[str, Known] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        self.known[n.name] = _known(value)
+        return value
+
+
+def _known(value: Any) -> Known:
+    if isinstance(value, Tensor):
+        return TensorInfo.of(value)
+    if isinstance(value, tuple | list):
+        return tuple(_known(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    return None
+
+
+def exported(model: nn.Module, *example: Any) -> GraphModule:
+    """The model as torch.export spells it: aten ops, parameters read by get_attr."""
+    return torch.export.export(model, example).module(check_guards=False)
+
+
+def unchecked(pass_type: type[GraphPass]) -> GraphPass:
+    """The pass with every condition taken away."""
+    return type(pass_type.__name__, (pass_type,), {"legal_if": (), "worthwhile_if": ()})()
+
+
+def goes_wrong(
+    graph_pass: GraphPass, module: GraphModule, *example: Any, training: bool = False
+) -> bool:
+    """Whether the pass breaks this module: it raises, or outputs or gradients change.
+
+    The model is called twice, so that what the first call leaves behind is seen too.
+    """
+    changed = copy.deepcopy(module)
+    for before, after in zip(module.graph.nodes, changed.graph.nodes, strict=True):
+        after.meta = dict(before.meta)
+    wanted = _behaviour(module, example, training=training)
+    try:
+        apply(graph_pass, changed, training=training)
+        got = _behaviour(changed, example, training=training)
+    except Exception:  # any error at all means that the pass broke it
+        return True
+    return not _agree(got, wanted)
+
+
+def _behaviour(module: GraphModule, example: Sequence[Any], *, training: bool) -> list[Any]:
+    seen: list[Any] = []
+    for _ in range(2):
+        args = copy.deepcopy(example)
+        out = module(*args)
+        if training:
+            loss = sum(t.double().square().sum() for t in _tensors(out) if t.requires_grad)
+            loss.backward()
+        seen.append([*(t.detach().clone() for t in _tensors(out)), *_tensors(args)])
+    gradients = [p.grad for p in module.parameters()] if training else []
+    return [*seen, gradients]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _agree(got: list[Any], wanted: list[Any]) -> bool:
+    try:
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    except (AssertionError, TypeError, RuntimeError):
+        return False
+    return True
+
+
+def reasons(result: PassResult) -> list[str]:
+    """The names of the conditions that refused something."""
+    return [refusal.condition for refusal in result.refusals]
+
+
+def ops(module: GraphModule) -> list[Op]:
+    """The ops that the graph computes, in order."""
+    return [op for node in module.graph.nodes if (op := op_of(node)) is not None]
+
+
+def the_node(module: GraphModule, op: Op) -> Node:
+    """The only node that computes `op`."""
+    (node,) = [node for node in module.graph.nodes if op_of(node) is op]
+    return node
