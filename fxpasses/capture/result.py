@@ -184,7 +184,8 @@ class CapturedModule(GraphModule):
             if fallback is not None:
                 fallback._apply(fn, recurse)  # noqa: SLF001  as torch's own conversions do
 
-        became = convert([self] if fallback is None else [self, fallback], apply, clone=clone)
+        roots = [self] if fallback is None else [self, fallback]
+        became = convert(roots, fn, apply, clone=clone)
         entry.watches = [_followed(watch, became) for watch in entry.watches]
         after = self._device_type()
         if entry.pattern is not None and before and after and not entry.reads_device:

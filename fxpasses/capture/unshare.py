@@ -4,9 +4,16 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.inside import attributes_of, buffers_of, modules_of, parameters_of
+from fxpasses.capture.inside import (
+    attributes_of,
+    buffers_of,
+    memory_of,
+    modules_of,
+    parameters_of,
+)
 from fxpasses.capture.twin import all_modules, is_sealed
 
 Slot = tuple[dict[str, Any], str]
@@ -31,15 +38,20 @@ def slots_of(roots: Iterable[nn.Module]) -> dict[int, tuple[Tensor, list[Slot]]]
 
 
 def convert(
-    roots: Iterable[nn.Module], apply: Callable[[], object], *, clone: bool = False
+    roots: Iterable[nn.Module],
+    fn: Callable[[Tensor], Tensor],
+    apply: Callable[[], object],
+    *,
+    clone: bool = False,
 ) -> dict[int, Tensor]:
-    """Give all trees Parameters of their own, then `apply` a conversion that keeps ties.
+    """Give all trees Parameters of their own, then convert them so that ties are kept.
 
     Torch's conversions write into the Parameter objects, which the caller's model holds too.
 
     Args:
         roots: The trees that are converted, which may share tensors and dicts.
-        apply: Converts all of them.
+        fn: What is done to each tensor.
+        apply: Does it to all trees.
         clone: Copy the values as well, for conversions that move the memory itself.
 
     Returns:
@@ -50,7 +62,7 @@ def convert(
     groups = slots_of(roots)
     for tensor, places in groups.values():
         if isinstance(tensor, nn.Parameter):
-            made = _own(tensor, clone=clone)
+            made = _own(tensor, fn, clone=clone)
             for held, name in places:
                 held[name] = made
     apply()
@@ -63,13 +75,23 @@ def convert(
     return became
 
 
-def _own(parameter: nn.Parameter, *, clone: bool) -> nn.Parameter:
-    values = parameter.detach()
-    made = nn.Parameter(values.clone() if clone else values, parameter.requires_grad)
+def _own(parameter: nn.Parameter, fn: Callable[[Tensor], Tensor], *, clone: bool) -> nn.Parameter:
+    if clone:
+        values = parameter.detach().clone()
+    else:
+        # Only values that stay where they are go on counting the caller's writes.
+        values = parameter.data if _moves(parameter, fn) else parameter.detach()
+    made = nn.Parameter(values, parameter.requires_grad)
     if parameter.grad is not None:
         made.grad = parameter.grad.detach()
     attributes_of(made).update(attributes_of(parameter))
     return made
+
+
+def _moves(parameter: nn.Parameter, fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a conversion makes new values for tensors such as `parameter`."""
+    probe = torch.empty((2,) * parameter.dim(), dtype=parameter.dtype, device=parameter.device)
+    return memory_of(fn(probe)) != memory_of(probe)
 
 
 def _copy_sealed(roots: Iterable[nn.Module]) -> None:

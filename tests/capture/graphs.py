@@ -1,0 +1,24 @@
+"""Captured modules made without the tracer: what is tested here is what comes after it."""
+
+from typing import Any
+
+from torch import nn
+from torch.fx import symbolic_trace
+
+from fxpasses.capture.entry import Entry
+from fxpasses.capture.pattern import Pattern
+from fxpasses.capture.result import CapturedModule
+from fxpasses.capture.twin import OwnTensors, twin
+from fxpasses.core import Program
+
+
+def captured(model: nn.Module, *args: Any, mode_matters: bool = False, **pattern: Any) -> Program:
+    """`model` as one graph by torch's own tracing, for calls like that with `args`."""
+    clean, _ = twin(model, tensors=OwnTensors(model))
+    scratch, _ = twin(clean)
+    made = Pattern(args, {}, forward=type(model).forward, **pattern)
+    flags = [(clean, clean.training)] if mode_matters else []
+    root = CapturedModule.over(
+        clean, symbolic_trace(scratch).graph, Entry(made, clean, flags=flags)
+    )
+    return Program(root, {"": root})
