@@ -57,11 +57,13 @@ def remove_unused(module: GraphModule, paths: Iterable[str]) -> list[str]:
 
     Returns the paths that are gone.
     """
-    paths = list(paths)
+    paths = dict.fromkeys(paths)
     if not paths:
         return []
     used = _Used(module)
-    gone = [path for path in paths if _delete(module, path, used)]
+    # What lies below another of the paths goes with it, or is in use with it.
+    deepest_first = sorted(paths, key=lambda path: -path.count("."))
+    gone = [path for path in deepest_first if _delete(module, path, used)]
     tops = (path for path in gone if "." not in path)
     module.meta[_REMOVED] = tuple(dict.fromkeys((*module.meta.get(_REMOVED, ()), *tops)))
     return gone
