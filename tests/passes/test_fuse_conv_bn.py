@@ -602,10 +602,6 @@ ALSO_REFUSED: list[tuple[Condition[Site], Case]] = [
         subject.padding_is_not_shifted,
         Case(InARow(drawn(nn.BatchNorm2d(4)), nn.ConvTranspose2d(4, 4, 3))),
     ),
-    (
-        subject.parameters_are_constant,
-        Case(InARow(parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), drawn(nn.BatchNorm2d(4)))),
-    ),
     (subject.weights_fit_their_dtype, Case(_out_of_range(1e-3, 1e-3), IMAGE.half())),
     (subject.nothing_else_reads_between, Case(NormReadTwice())),
 ]
