@@ -1,10 +1,10 @@
 """Models as graphs, made without touching them, and modules that run those graphs."""
 
+from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.capture import Capture, Reference, capture
 from fxpasses.capture.coverage import Coverage
 from fxpasses.capture.example import infer_arguments
 from fxpasses.capture.fork import finish, fork
-from fxpasses.capture.inputs import Arguments
 from fxpasses.capture.request import Opaque, OpaqueKind
 from fxpasses.capture.result import CapturedModule, release
 from fxpasses.capture.twin import OwnTensors, Twin, twin

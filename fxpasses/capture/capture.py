@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from fxpasses.capture.arguments import Arguments, same_random_state
 from fxpasses.capture.coverage import Coverage, measure
 from fxpasses.capture.entry import Entry, Forward
-from fxpasses.capture.inputs import Arguments, same_random_state
 from fxpasses.capture.inside import attributes_of, modules_of
 from fxpasses.capture.pattern import Pattern
 from fxpasses.capture.result import CapturedModule, around, install

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fxpasses.capture.inputs import Arguments
+from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.twin import OwnTensors, twin
 
 # The code that torch generates from graphs; frames of torch and of this package pass calls on.

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.inputs import Arguments, same_random_state
+from fxpasses.capture.arguments import Arguments, same_random_state
 from fxpasses.capture.inside import attributes_of
 from fxpasses.capture.twin import OwnTensors, all_modules, is_sealed, twin
 
