@@ -1,0 +1,137 @@
+"""Shapes, dtypes and devices at the sites, in the model's own dtype.
+
+A walk in float64 cannot see that a cast was dropped. Fake tensors can, at no cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxpasses.core import VALUE, Numerics, Program, Region, TensorInfo
+from fxpasses.verify.probes import Probe
+from fxpasses.verify.regions import borders_read, run_region
+from fxpasses.verify.runner import Environment, NoVisitor, Visitor, run_program
+from fxpasses.verify.sites import Site, region_before
+from fxpasses.verify.unavailable import first_line
+
+
+class Kinds:
+    """What kind of value each node of a program has."""
+
+    def __init__(self, program: Program, example: Probe) -> None:
+        self._program = program
+        self._example = example
+        self._seen: dict[str, dict[str, Any]] | None = None
+
+    def of(self, path: str, name: str) -> Any:
+        """The TensorInfo, or structure of it, of a captured node.
+
+        Raises:
+            KeyError: it is not known.
+        """
+        return self._graph(path)[name]
+
+    def _graph(self, path: str) -> Mapping[str, Any]:
+        if self._seen is None:
+            self._seen = {p: _noted(one) for p, one in self._program}
+            if any(value is None for one in self._seen.values() for value in one.values()):
+                self._propagate(self._seen)
+        return {k: v for k, v in self._seen[path].items() if v is not None}
+
+    def _propagate(self, seen: dict[str, dict[str, Any]]) -> None:
+        """Run the program on fake tensors, for graphs whose front end noted nothing."""
+        real = self._example.call()
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            args, kwargs = tree_map_only(Tensor, mode.from_tensor, real)
+
+            def visitor(path: str, graph_module: GraphModule) -> Visitor:
+                return _Notes(graph_module, seen[path])
+
+            try:
+                run_program(self._program, args, kwargs, visitor)
+            except Exception:  # an op that fakes cannot run: what came before it is known
+                return
+
+
+class _Notes(NoVisitor):
+    def __init__(self, graph_module: GraphModule, notes: dict[str, Any]) -> None:
+        self.graph_module = graph_module
+        self.notes = notes
+        self.waiting = True
+
+    def around(self, node: Any, values: Environment, run: Any) -> Any:
+        if self.waiting:
+            self.waiting = False
+            for known, value in values.items():
+                self.notes[known.name] = _kind(value)
+        value = run()
+        self.notes[node.name] = _kind(value)
+        return value
+
+
+def _noted(graph_module: GraphModule) -> dict[str, Any]:
+    return {
+        node.name: node.meta.get(VALUE) for node in graph_module.graph.nodes if node.op != "output"
+    }
+
+
+def _kind(value: Any) -> Any:
+    return tree_map_only(Tensor, TensorInfo.of, value)
+
+
+def check_dtypes(sites: Sequence[Site], program: Program, example: Probe) -> list[str]:
+    """Fail the sites whose results have other dtypes, shapes or devices; notes on the rest."""
+    kinds, notes = Kinds(program, example), list[str]()
+    for site in sites:
+        if site.numerics is Numerics.PRECISION:
+            # From here on values have the dtypes that were asked for.
+            return notes
+        try:
+            mismatch = _mismatch(site, kinds)
+        except Exception as error:  # fakes cannot run everything: the walk sees what is wrong
+            notes.append(f"dtypes at {site.applied.id} are not checked: {first_line(error)}")
+            continue
+        if mismatch:
+            site.fail(mismatch, "dtypes")
+    return notes
+
+
+def _mismatch(site: Site, kinds: Kinds) -> str | None:
+    new = _kind_of_result(site.region, site.index, site.path, kinds)
+    old_name = site.replacement.stands_for
+    if old_name is not None:
+        old = kinds.of(site.path, old_name)
+    else:
+        region, index = region_before(site)
+        old = _kind_of_result(region, index, site.path, kinds)
+    for a, b in zip(tree_leaves(new), tree_leaves(old), strict=True):
+        if isinstance(a, TensorInfo) and isinstance(b, TensorInfo):
+            for word in ("dtype", "device", "example_shape"):
+                if getattr(a, word) != getattr(b, word):
+                    name = word.removeprefix("example_")
+                    return f"the {name} is {getattr(a, word)}, not {getattr(b, word)}"
+    return None
+
+
+def _kind_of_result(region: Region, index: int, path: str, kinds: Kinds) -> Any:
+    borders = [kinds.of(path, name) for name in borders_read(region, index)]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        return _kind(run_region(region, index, [_made(kind) for kind in borders]))
+
+
+def _made(kind: Any) -> Any:
+    """A value of a kind, as fake as the mode that is active."""
+    if isinstance(kind, TensorInfo):
+        return torch.empty_strided(
+            kind.example_shape, kind.example_stride, dtype=kind.dtype, device=kind.device
+        )
+    if isinstance(kind, tuple | list):
+        return type(kind)(_made(part) for part in kind)
+    if isinstance(kind, dict):
+        return {key: _made(part) for key, part in kind.items()}
+    return kind

@@ -1,0 +1,242 @@
+"""Gradients of original and result, in float64 on both sides.
+
+In float32 they cannot be judged: one ReLU that changes side moves them a thousand times further
+than rounding does.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxpasses.core import Folds, Program, widened
+from fxpasses.verify.compare import Difference
+from fxpasses.verify.findings import Findings
+from fxpasses.verify.float64 import float64
+from fxpasses.verify.probes import Probe
+from fxpasses.verify.runner import modules_of, run_program
+from fxpasses.verify.runs import Runs, named_tensors
+from fxpasses.verify.state import randomness_restored, untouched
+from fxpasses.verify.unavailable import first_line
+
+GRADIENT_BOUND = 1e-9
+"""Relative L2 by which the gradient of one parameter may differ."""
+
+FLOOR = 1e-12
+"""Differences below this share of the whole gradient do not count: some gradients are zero but
+for rounding, such as that of a bias before a batch norm."""
+
+_STEP = 1e-3
+
+
+@dataclass(eq=False)
+class Side:
+    """A program whose tensors are float64 stand-ins, known by the tensors that they stand for."""
+
+    program: Program
+    folds: Folds
+    standins: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    kept: list[Tensor] = field(default_factory=list[Tensor])
+
+    def standin(self, tensor: Tensor) -> Tensor:
+        """A wide leaf, or for a folded tensor its formula of the leaves of its sources."""
+        if id(tensor) not in self.standins:
+            fold = self.folds.find(tensor)
+            if fold is not None and tensor.is_floating_point():
+                return fold.formula(*(self.standin(source) for source in fold.sources))
+            made = widened(tensor).clone().requires_grad_(tensor.requires_grad)
+            self.standins[id(tensor)] = made
+            self.kept.append(tensor)  # An id is only good as long as its tensor lives.
+        return self.standins[id(tensor)]
+
+    @contextmanager
+    def swapped(self) -> Generator[None]:
+        """Inside, the modules of the program hold the stand-ins."""
+        roots = modules_of(self.program)
+        with untouched(roots, clone=False):
+            for module in {id(m): m for root in roots for m in root.modules()}.values():
+                attributes = vars(module)
+                for table in ("_parameters", "_buffers"):
+                    held = attributes[table].items()
+                    attributes[table] = {k: v if v is None else self.standin(v) for k, v in held}
+                for name, value in attributes.items():
+                    if isinstance(value, Tensor):
+                        attributes[name] = self.standin(value)
+            yield
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """One backward: by the id of the parameter of the original, and of the float arguments."""
+
+    parameters: Mapping[int, Tensor | None]
+    arguments: Sequence[Tensor | None]
+
+    @property
+    def size(self) -> float:
+        found = [g for g in (*self.parameters.values(), *self.arguments) if g is not None]
+        return float(sum(float(g.square().sum()) for g in found)) ** 0.5
+
+
+def check_gradients(
+    findings: Findings,
+    runs: Runs,
+    original: Program,
+    optimised: Program,
+    example: Probe,
+    *,
+    steps: int,
+) -> None:
+    """Compare the gradients of a random projection of the outputs, for some steps of descent.
+
+    Needs float64 copies of the weights for both sides.
+    """
+    wanted = {
+        id(t): name
+        for name, t in named_tensors(original).items()
+        if t.requires_grad and t.is_floating_point()
+    }
+    findings.note("gradients are compared on float64 copies of the weights")
+    ours, theirs = Side(optimised, optimised.folds), Side(original, Folds())
+    for step in range(1, steps + 1):
+        try:
+            old = _backward(runs, theirs, example, wanted)
+        except Exception as error:  # the original cannot be trained like this
+            findings.note(f"gradients are not comparable: {first_line(error)}")
+            return
+        try:
+            new = _backward(runs, ours, example, wanted)
+        except Exception as error:  # whatever the result raises is a finding
+            text = f"the result raises {type(error).__name__}: {first_line(error)}"
+            findings.add("gradient", example.name, message=text)
+            return
+        if old is None or new is None:
+            text = "" if old is new else "the outputs of one side need no gradients"
+            findings.add("gradient", example.name, message=text)
+            return
+        probe = example.name if step == 1 else f"{example.name}, step {step}"
+        _compare(findings, probe, new, old, wanted)
+        if step == 1:
+            _check_own_step(findings, runs, optimised, example, old)
+        if findings.failed:
+            return
+        for side, found in ((ours, new), (theirs, old)):
+            _descend(side, found)
+
+
+def _backward(
+    runs: Runs, side: Side, example: Probe, wanted: Mapping[int, str]
+) -> Gradients | None:
+    args, kwargs = example.call()
+    leaves: list[Tensor] = []
+
+    def leaf(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaves.append(widened(tensor).requires_grad_())
+        return leaves[-1].clone()  # A leaf could not be written in place.
+
+    with randomness_restored(), torch.enable_grad(), side.swapped():
+        args, kwargs = tree_map_only(Tensor, leaf, (args, kwargs))
+        runs.forwards += 1
+        runs.start.restore()
+        with float64(own=runs.own_dtype, grad=True):
+            outputs = run_program(side.program, args, kwargs)
+        loss = _projection(outputs)
+        if loss is None:
+            return None
+        parameters = {key: side.standins[key] for key in wanted if key in side.standins}
+        found = torch.autograd.grad(loss, [*parameters.values(), *leaves], allow_unused=True)
+    by_id = dict.fromkeys(wanted) | dict(zip(parameters, found, strict=False))
+    return Gradients(by_id, found[len(parameters) :])
+
+
+def _projection(outputs: Any) -> Tensor | None:
+    """The same random combination of all outputs that need a gradient, for either side."""
+    total: Tensor | None = None
+    for number, leaf in enumerate(tree_leaves(outputs)):
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+            continue
+        generator = torch.Generator(leaf.device).manual_seed(number)
+        weights = torch.randn(leaf.shape, generator=generator, device=leaf.device)
+        term = (leaf * weights.to(leaf.dtype)).sum()
+        term = term.real if term.is_complex() else term
+        total = term if total is None else total + term
+    return total
+
+
+def _compare(
+    findings: Findings, probe: str, new: Gradients, old: Gradients, wanted: Mapping[int, str]
+) -> None:
+    floor = FLOOR * old.size
+    pairs: Iterator[tuple[str, Tensor | None, Tensor | None]] = (
+        (name, new.parameters.get(key), old.parameters.get(key)) for key, name in wanted.items()
+    )
+    arguments = zip(new.arguments, old.arguments, strict=True)
+    named = ((f"argument {i}", a, b) for i, (a, b) in enumerate(arguments))
+    for name, mine, theirs in (*pairs, *named):
+        found = _difference(mine, theirs, floor)
+        findings.judge("gradient", probe, (name,), found, GRADIENT_BOUND, "relative error")
+
+
+def _difference(mine: Tensor | None, theirs: Tensor | None, floor: float) -> Difference:
+    if mine is None or theirs is None:
+        if mine is theirs:
+            return Difference(0.0)
+        present = mine if mine is not None else theirs
+        # The gradient of zero that one side does not compute at all is the same gradient.
+        if present is not None and float(present.abs().max()) <= floor:
+            return Difference(0.0)
+        missing = "has no gradient" if mine is None else "has a gradient that it should not have"
+        return Difference(float("inf"), missing)
+    apart = float((mine - theirs).norm())
+    size = max(float(theirs.norm()), floor / GRADIENT_BOUND)
+    return Difference(apart / size if apart else 0.0)
+
+
+def _check_own_step(
+    findings: Findings, runs: Runs, optimised: Program, example: Probe, truth: Gradients
+) -> None:
+    """In the model's own dtype: gradients are finite, and there where they should be."""
+    args, kwargs = example.call()
+    with (
+        randomness_restored(),
+        torch.enable_grad(),
+        untouched(modules_of(optimised)),
+    ):
+        runs.forwards += 1
+        runs.start.restore()
+        loss = _projection(run_program(optimised, args, kwargs))
+        held = {
+            id(t): t for t in named_tensors(optimised).values() if t.requires_grad and t.is_leaf
+        }
+        if loss is None or not held:
+            return
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            loss, list(held.values()), allow_unused=True
+        )
+    message = ""
+    for key, gradient in zip(held, found, strict=True):
+        expected = truth.parameters.get(key)
+        if key in truth.parameters and (gradient is None) != (expected is None):
+            message = "a parameter has a gradient on one side only"
+        elif gradient is not None and not bool(torch.isfinite(gradient).all()):
+            finite = expected is None or bool(torch.isfinite(expected).all())
+            message = "a gradient is not finite" if finite else message
+    findings.add("gradient", f"{example.name}, own dtype", message=message)
+
+
+def _descend(side: Side, found: Gradients) -> None:
+    """One step against the gradient, of a thousandth of the size of the weights."""
+    moved = [(side.standins[k], g) for k, g in found.parameters.items() if g is not None]
+    size = sum(float(p.detach().square().sum()) for p, _ in moved) ** 0.5
+    slope = sum(float(g.square().sum()) for _, g in moved) ** 0.5
+    if not slope:
+        return
+    with torch.no_grad():
+        for parameter, gradient in moved:
+            parameter.sub_(gradient, alpha=_STEP * size / slope)

@@ -1,0 +1,164 @@
+"""Precision as a whole: the result in the model's dtype, against neutral runs of the original."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from statistics import median
+
+import torch
+
+from fxpasses.core import Numerics, Program
+from fxpasses.verify.compare import bit_equal, differences, worst
+from fxpasses.verify.findings import Findings
+from fxpasses.verify.neutral import SplitSums, channels_last, other_kernels
+from fxpasses.verify.probes import Probe, reseeded_probe
+from fxpasses.verify.runs import OUTPUTS, Run, Runs
+from fxpasses.verify.trail import Key
+from fxpasses.verify.whole import Comparison, distance, note_stop, outputs_error
+
+ILL_CONDITIONED = 1e-4
+"""A float32 model whose own error is above this can hardly be checked in float32."""
+
+CLEAR = 16
+"""An alarm that many times the bound's yardstick needs no second opinion."""
+
+WORSE_THAN_AUTOCAST = 1.5
+
+
+class Precision:
+    """Judges one result in the model's own dtype."""
+
+    def __init__(
+        self,
+        findings: Findings,
+        runs: Runs,
+        original: Program,
+        optimised: Program,
+        example: Probe,
+        numerics: set[Numerics],
+    ) -> None:
+        self.findings = findings
+        self.runs = runs
+        self.original = original
+        self.optimised = optimised
+        self.example = example
+        self.numerics = numerics
+        self.eps = torch.finfo(runs.own_dtype).eps
+        self.factor = 4 if runs.own_dtype is torch.float32 else 3
+        self.own_error = 0.0
+
+    def neutral_runs(self, probe: Probe | None = None) -> list[Run]:
+        """The original with other kernels, and with other layouts and orders of summation."""
+        probe = probe or self.example
+        exact_sums = self.runs.own_dtype in (torch.float32, torch.float64)
+        return [
+            self.runs.own(self.original, probe, under=other_kernels()),
+            self.runs.own(
+                self.original,
+                probe,
+                under=SplitSums() if exact_sums else nullcontext(),
+                change=channels_last,
+            ),
+        ]
+
+    def check(self, result: Run, reference: Run, neutral: Sequence[Run], truth: Run | None) -> None:
+        """Judge the result of the example; `truth` is the original in float64."""
+        if self.numerics <= {Numerics.EXACT}:
+            found = bit_equal(result.outputs, reference.outputs)
+            self.findings.add(
+                "exact",
+                self.example.name,
+                error=found.error,
+                where="outputs",
+                message=found.message,
+            )
+        if truth is None:
+            self._check_without_truth(result, reference, neutral)
+            return
+        own = [distance(run, truth, rows=self.example.rows) for run in (reference, *neutral)]
+        self._note_own_error(own)
+        if Numerics.PRECISION in self.numerics:
+            self._check_against_autocast(result, truth)
+            return
+        comparison = distance(result, truth, rows=self.example.rows)
+        note_stop(self.findings, comparison)
+        for key, found in comparison.found.items():
+            yardstick = self._yardstick(own, key)
+            if yardstick is None:
+                continue
+            bound = self.factor * yardstick
+            error = found.error
+            alarm = not error <= bound and not found.in_kind
+            if alarm and error < CLEAR * yardstick and self._second_opinion(key):
+                bound = error
+            self.findings.judge("precision", self.example.name, key, found, bound, "relative error")
+
+    def _yardstick(self, own: Sequence[Comparison], key: Key) -> float | None:
+        """The largest error of the neutral runs at a place; None where they say nothing."""
+        found = [run.found[key] for run in own if key in run.found]
+        if not found or any(one.in_kind for one in found):
+            return None
+        return max(self.eps, *(one.error for one in found))
+
+    def _note_own_error(self, own: Sequence[Comparison]) -> None:
+        """E0, and whether the capture itself is faithful to the model."""
+        first, *others = own
+        reached = [one.found.values() for one in own]
+        fallback = max((d.error for ds in reached for d in ds if not d.in_kind), default=self.eps)
+        error = outputs_error(first)
+        self.own_error = fallback if error is None else error
+        self.findings.record.own_error = self.own_error
+        yardstick = self._yardstick(others, OUTPUTS)
+        if error is not None and yardstick is not None and error > 4 * CLEAR * yardstick:
+            text = f"the captured graph is off from the model by {error:.1e}"
+            self.findings.add(
+                "capture",
+                self.example.name,
+                error=error,
+                bound=4 * CLEAR * yardstick,
+                where="outputs",
+                message=text,
+            )
+        if self.runs.own_dtype is torch.float32 and self.own_error > ILL_CONDITIONED:
+            self.findings.note(
+                f"the model is ill-conditioned: its own rounding error is {self.own_error:.1e}, "
+                "so the check in float32 is weak"
+            )
+
+    def _second_opinion(self, key: Key) -> bool:
+        """Whether two more sets of inputs show that the first alarm was bad luck."""
+        ratios: list[float] = []
+        for seed in (2, 3):
+            probe = reseeded_probe(self.example, seed)
+            truth = self.runs.wide(self.original, probe)
+            runs = [self.runs.own(self.original, probe), *self.neutral_runs(probe)]
+            yardstick = self._yardstick(
+                [distance(run, truth, rows=probe.rows) for run in runs], key
+            )
+            result = self.runs.own(self.optimised, probe)
+            found = distance(result, truth, rows=probe.rows).found.get(key)
+            if yardstick is None or found is None:
+                return False
+            ratios.append(found.error / yardstick)
+        # With the first alarm, the median of three is that of the smaller two's larger.
+        return median([*ratios, float("inf")]) <= self.factor
+
+    def _check_against_autocast(self, result: Run, truth: Run) -> None:
+        """Lower precision by request: not much worse than torch's own way to lower it."""
+        device = next(iter(self.original.root.parameters()), torch.empty(0)).device.type
+        dtype = torch.float16 if device == "cuda" else torch.bfloat16
+        run = self.runs.own(self.original, self.example, under=torch.autocast(device, dtype))
+        theirs = distance(run, truth, rows=self.example.rows)
+        ours = distance(result, truth, rows=self.example.rows)
+        for key, found in ours.found.items():
+            yardstick = theirs.found.get(key)
+            if yardstick is None or yardstick.in_kind:
+                continue
+            bound = WORSE_THAN_AUTOCAST * max(yardstick.error, self.eps)
+            self.findings.judge("precision", self.example.name, key, found, bound, "relative error")
+
+    def _check_without_truth(self, result: Run, reference: Run, neutral: Sequence[Run]) -> None:
+        """Without float64: no further from the reference than the neutral runs are."""
+        spread = [worst(differences(run.outputs, reference.outputs)).error for run in neutral]
+        bound = self.factor * max(8 * self.eps, *spread)
+        found = worst(differences(result.outputs, reference.outputs, rows=self.example.rows))
+        self.findings.judge("precision", self.example.name, OUTPUTS, found, bound, "difference")

@@ -1,0 +1,92 @@
+"""Compute one result of a region."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxpasses.core import Folds, Region
+from fxpasses.verify.float64 import float64, tensors_of
+from fxpasses.verify.runner import call, lifetimes
+from fxpasses.verify.state import randomness_restored, tensors_below
+from fxpasses.verify.trail import Trail
+
+
+def _needed(region: Region, index: int) -> tuple[Node, ...]:
+    """The nodes of a region that its result at `index` follows from, in order, and it last."""
+    output = next(node for node in reversed(region.graph.nodes) if node.op == "output")
+    wanted: Node = output.args[0][index]
+    found: set[Node] = set()
+    stack = [wanted]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    found.discard(wanted)
+    return (*sorted(found), wanted)
+
+
+def borders_read(region: Region, index: int) -> tuple[str, ...]:
+    """The captured nodes that the result at `index` follows from."""
+    needed = set(_needed(region, index))
+    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+    pairs = zip(placeholders, region.inputs, strict=True)
+    return tuple(name for placeholder, name in pairs if placeholder in needed)
+
+
+def run_region(region: Region, index: int, borders: Sequence[Any]) -> Any:
+    """The result at `index`, from the values of `borders_read`, as the ops find their dtypes."""
+    nodes = _needed(region, index)
+    given = iter(borders)
+    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+    values = {node: next(given) for node in placeholders if node in set(nodes)}
+    dying = lifetimes(nodes, {})
+    for node in nodes:
+        if node.op != "placeholder":
+            values[node] = call(node, values.__getitem__, region.attributes.__getitem__)
+        if node is nodes[-1]:
+            break
+        for dead in dying.get(node, ()):
+            del values[dead]
+    return values[nodes[-1]]
+
+
+def in_float64(  # noqa: PLR0913  all but three have defaults
+    region: Region,
+    index: int,
+    borders: Sequence[Any],
+    folds: Folds | None,
+    *,
+    own: torch.dtype = torch.float32,
+    noise: float = 0.0,
+    trail: Trail | None = None,
+    seed: Callable[[], None] | None = None,
+) -> Any:
+    """The result at `index` in float64, folds unrounded; nothing it reads is written.
+
+    `seed` sets the generators first; they are put back afterwards.
+    """
+    protected = [*tensors_of(list(borders)), *tensors_read(region)]
+    with (
+        randomness_restored(),
+        float64(folds, protected=protected, own=own, noise=noise, trail=trail) as seen,
+    ):
+        if seed is not None:
+            seed()
+        if noise:
+            borders = [seen.disturbs(border) for border in borders]
+        return seen.reads(run_region(region, index, borders))
+
+
+def tensors_read(region: Region) -> list[Tensor]:
+    """The tensors that the attributes of a region hold."""
+    found: list[Tensor] = []
+    for value in region.attributes.values():
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, nn.Module):
+            found.extend(tensors_below([value]).values())
+    return found

@@ -1,0 +1,199 @@
+"""Whole runs of a program, in its own dtype or in float64, each from the same start."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from fxpasses.core import STANDS_FOR, Program
+from fxpasses.verify.float64 import Float64, float64, tensors_of
+from fxpasses.verify.probes import Probe
+from fxpasses.verify.runner import (
+    Environment,
+    MakeVisitor,
+    NoVisitor,
+    Visitor,
+    modules_of,
+    run_program,
+)
+from fxpasses.verify.state import (
+    RandomState,
+    randomness_restored,
+    shared_memory,
+    tensors_below,
+    untouched,
+)
+from fxpasses.verify.trail import Follow, Key, Trail
+from fxpasses.verify.walk import Walk, Walker
+
+OUTPUTS: Key = ("outputs", 0)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """What a run gave and left behind."""
+
+    outputs: Any
+    arguments: Any = None
+    """As the run left them; None where that is not known."""
+    written: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Buffers and other tensors of the model that were written, by path, and their values."""
+    random: RandomState | None = None
+    shared: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
+    trail: Trail = field(default_factory=Trail)
+
+
+class Recorder(NoVisitor):
+    """Tells the trail where a run is, in the names of the captured nodes."""
+
+    def __init__(self, trail: Trail, path: str, call: int, reads: Callable[[Any], Any]) -> None:
+        self.trail = trail
+        self.place = (path, call)
+        self.reads = reads
+
+    def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:  # noqa: ARG002  the protocol
+        with self.trail.at((*self.place, str(node.meta.get(STANDS_FOR, node.name)))):
+            return run()
+
+    def ends(self, output: Any) -> None:
+        if self.place[0]:
+            self.trail.add((*self.place, "output"), tree_leaves(self.reads(output)))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Runs:
+    """Runs programs from one random state and counts how often."""
+
+    def __init__(self, start: RandomState, own: torch.dtype) -> None:
+        self.start = start
+        self.own_dtype = own
+        self.forwards = 0
+        self.seconds = 0.0
+        """How long the last run took."""
+        self.writes_parameters = False
+
+    def own(
+        self,
+        program: Program,
+        probe: Probe,
+        *,
+        under: AbstractContextManager[Any] | None = None,
+        change: Callable[[Any], Any] = _same,
+    ) -> Run:
+        """Run in the model's own dtype, on stand-ins for all that it may write."""
+        args, kwargs = change(probe.call())
+        trail = Trail()
+        roots = modules_of(program)
+        before = named_tensors(program)
+        with (
+            untouched(roots, parameters_too=self.writes_parameters),
+            randomness_restored(),
+            torch.no_grad(),
+            self._counted(),
+            under or nullcontext(),
+            Follow(trail),
+        ):
+            outputs = run_program(program, args, kwargs, _recorders(trail, _same))
+            random = RandomState.now()
+            after = named_tensors(program)
+        written = {k: v for k, v in after.items() if k in before and _changed(v, before[k])}
+        trail.add(OUTPUTS[:1], tree_leaves(outputs))
+        shared = shared_memory(outputs, (args, kwargs))
+        return Run(outputs, (args, kwargs), written, random, shared, trail)
+
+    def wide(
+        self, program: Program, probe: Probe, *, walk: Walk | None = None, noise: float = 0.0
+    ) -> Run:
+        """Run in float64, folds unrounded; with `walk`, judge its sites on the way."""
+        args, kwargs = probe.call()
+        trail = Trail()
+        roots = modules_of(program)
+        before = named_tensors(program)
+        protected = [*tensors_below(roots).values(), *tensors_of((args, kwargs))]
+        with (
+            untouched(roots, clone=False),
+            randomness_restored(),
+            self._counted(),
+            float64(
+                program.folds, protected=protected, own=self.own_dtype, noise=noise, trail=trail
+            ) as seen,
+        ):
+            visitors = (
+                _recorders(trail, seen.reads) if walk is None else _walkers(walk, seen, trail)
+            )
+            outputs = seen.reads(run_program(program, args, kwargs, visitors))
+            arguments = seen.reads((args, kwargs))
+            after = {
+                name: seen.read(tensor)
+                for name, tensor in named_tensors(program).items()
+                if name in before and (seen.wrote(tensor) or tensor is not before[name])
+            }
+            self._note_parameters(program, seen)
+        trail.add(OUTPUTS[:1], tree_leaves(outputs))
+        return Run(outputs, arguments, after, None, set(), trail)
+
+    def _note_parameters(self, program: Program, seen: Float64) -> None:
+        parameters = (p for root in modules_of(program) for p in root.parameters())
+        self.writes_parameters |= any(seen.wrote(parameter) for parameter in parameters)
+
+    def _counted(self) -> AbstractContextManager[None]:
+        return _Counted(self)
+
+
+class _Counted:
+    """One forward: it starts from the common random state, is counted and timed."""
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+
+    def __enter__(self) -> None:
+        self.runs.forwards += 1
+        self.runs.start.restore()
+        self.began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.runs.seconds = time.perf_counter() - self.began
+
+
+def _recorders(trail: Trail, reads: Callable[[Any], Any]) -> MakeVisitor:
+    calls: dict[str, int] = {}
+
+    def make(path: str, graph_module: GraphModule) -> Visitor:  # noqa: ARG001  a MakeVisitor
+        calls[path] = calls.get(path, 0) + 1
+        return Recorder(trail, path, calls[path], reads)
+
+    return make
+
+
+def _walkers(walk: Walk, seen: Float64, trail: Trail) -> MakeVisitor:
+    def make(path: str, graph_module: GraphModule) -> Visitor:
+        return Walker(walk, path, graph_module, seen, trail)
+
+    return make
+
+
+def named_tensors(program: Program) -> dict[str, Tensor]:
+    """Every tensor of a program by its path from the root."""
+    found: dict[str, Tensor] = {}
+    for path, graph_module in program:
+        prefix = f"{path}." if path else ""
+        below: Mapping[str, Tensor] = tensors_below([graph_module])
+        found.update((prefix + name, tensor) for name, tensor in below.items())
+    found.update(tensors_below([program.root]))
+    return found
+
+
+def _changed(now: Tensor, before: Tensor) -> bool:
+    if now is before:
+        return False
+    same = now.shape == before.shape and now.dtype == before.dtype
+    return not (same and bool(torch.equal(now.nan_to_num(), before.nan_to_num())))

@@ -1,0 +1,287 @@
+"""One verification, stage by stage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fxpasses.capture.guards import GuardMiss
+from fxpasses.core import Numerics, Program
+from fxpasses.verify.blame import blames_of, fill_record, unverified
+from fxpasses.verify.compare import differences, worst
+from fxpasses.verify.dtypes import check_dtypes
+from fxpasses.verify.findings import Findings
+from fxpasses.verify.folded import check_folded
+from fxpasses.verify.gradients import check_gradients
+from fxpasses.verify.meaning import check_meaning
+from fxpasses.verify.precision import Precision
+from fxpasses.verify.probes import Probe, composite_probe, has_floats, single_probes
+from fxpasses.verify.runs import Run, Runs, named_tensors
+from fxpasses.verify.sites import PassRun, sites_of
+from fxpasses.verify.state import RandomState
+from fxpasses.verify.unavailable import first_line, is_unavailable
+from fxpasses.verify.untouched import check_untouched
+from fxpasses.verify.verdict import Verdict
+from fxpasses.verify.walk import Walk
+from fxpasses.verify.whole import check_effects, check_form, check_written, meaning_bound
+
+PATIENCE = 60.0
+"""Seconds that all further probes may be expected to take before they are dropped."""
+
+_ROUNDED_WEIGHTS = 2
+"""Weights rounded ahead of time move float64 results by up to 0.9 of the original's own error."""
+
+_WHOLE = "not comparable: the original differs from itself under equal random states"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What is to be verified."""
+
+    original: Program
+    optimised: Program
+    passes: Sequence[PassRun]
+    example: Probe
+    reference: Run | None = None
+    """The model's own run of the example."""
+    training: bool = False
+    rounded_weights: bool = False
+    """Whether weights were folded that nobody knows the formula of any more."""
+
+
+class Verification:
+    """Runs original and result side by side and keeps what is found."""
+
+    def __init__(self, question: Question, findings: Findings) -> None:
+        self.question = question
+        self.original, self.optimised = question.original, question.optimised
+        self.passes = question.passes
+        self.example, self.reference = question.example, question.reference
+        self.training = question.training
+        self.findings = findings
+        self.thorough = findings.record.level == "full"
+        self.own = own_dtype(self.original, self.example)
+        self.runs = Runs(RandomState.now(), self.own)
+        # The reference was run before, along with the capture.
+        self.runs.forwards = 0 if self.reference is None else 1
+        self.sites = sites_of(_before_other_meaning(self.passes), list(self.original.graphs))
+        self.walk = Walk(
+            {path: [s for s in self.sites if s.path == path] for path in self.original.graphs},
+            self.optimised.folds,
+            self.own,
+            frozenset(_address(tensor) for tensor in named_tensors(self.original).values()),
+        )
+        self.comparable = True
+
+    def verdict(self) -> Verdict:
+        numerics = {one.numerics for one in self.passes if one.record.status != "unchanged"}
+        check_folded(self.findings, self.optimised, self.sites, training=self.training)
+        truth = self._walk(self.example)
+        for note in check_dtypes(self.sites, self.original, self.example):
+            self.findings.note(note)
+        if Numerics.MEANING in numerics:
+            self._check_other_meaning()
+        else:
+            self._check_whole(truth, numerics)
+        return self._concluded()
+
+    # -- float64
+
+    def _walk(self, probe: Probe) -> Run | None:
+        """The original in float64, its sites judged on the way; None if it cannot be run so."""
+        self.walk.next_probe(probe.name)
+        try:
+            return self.runs.wide(self.original, probe, walk=self.walk)
+        except Exception as error:  # the original refuses a probe, or has no float64
+            if probe is self.example:
+                text = f"{type(error).__name__}: {first_line(error)}"
+                self.findings.note(f"the original cannot be run in float64: {text}")
+            return None
+
+    def _check_meaning(self, probe: Probe, truth: Run, own_error: float) -> None:
+        """The result in float64 against the original on the same probe."""
+        try:
+            result = self.runs.wide(self.optimised, probe)
+        except GuardMiss:
+            self.findings.note(f"on the probe {probe.name!r} the module's own code runs")
+            return
+        except Exception as error:  # whatever the result raises is a finding
+            text = f"{type(error).__name__}: {first_line(error)}"
+            if is_unavailable(error):
+                self.findings.note(f"the result cannot be run in float64: {text}")
+            else:
+                self.findings.add("meaning", probe.name, message=f"the result raises {text}")
+            return
+        bound = meaning_bound(own_error, self.own)
+        if self.question.rounded_weights:
+            bound = max(bound, _ROUNDED_WEIGHTS * own_error)
+        bound = check_meaning(self.findings, self.runs, self.original, probe, result, truth, bound)
+        check_written(self.findings, result, truth, probe, bound)
+
+    def _check_probes(self, own_error: float) -> None:
+        """Meaning on further inputs: one composite batch, or one by one where that is refused."""
+        expected = 2 * self.runs.seconds
+        if expected > PATIENCE and not self.thorough:
+            self.findings.note(f"further probes are left out: they would take {expected:.0f} s")
+            return
+        composite = composite_probe(self.example)
+        truth = None if composite is None else self._walk(composite)
+        if composite is not None and truth is not None:
+            self._check_meaning(composite, truth, own_error)
+            if not self.thorough:
+                return
+        self._check_single_probes(own_error, as_well=truth is not None)
+
+    def _check_single_probes(self, own_error: float, *, as_well: bool) -> None:
+        probes = list(single_probes(self.example))
+        if not has_floats(self.example):
+            # Integers can only be drawn anew.
+            probes = probes[-1:]
+        checked = 0
+        for probe in probes:
+            truth = self._walk(probe)
+            if truth is not None:
+                self._check_meaning(probe, truth, own_error)
+                checked += 1
+            if checked and not self.thorough:
+                return
+        if not checked and not as_well:
+            self.findings.note("the original takes no inputs but the example")
+
+    # -- the whole
+
+    def _check_whole(self, truth: Run | None, numerics: set[Numerics]) -> None:
+        seconds_wide = self.runs.seconds
+        precision = Precision(
+            self.findings, self.runs, self.original, self.optimised, self.example, numerics
+        )
+        reference = self.reference or self.runs.own(self.original, self.example)
+        neutral = precision.neutral_runs()
+        result = self._own_result()
+        if result is not None:
+            form = check_form(
+                self.findings,
+                result,
+                reference,
+                self.example,
+                dtypes=Numerics.PRECISION not in numerics,
+            )
+            check_effects(self.findings, result, neutral[0], self.example)
+            if form:
+                precision.check(result, reference, neutral, truth)
+        self.runs.seconds = seconds_wide
+        if truth is None:
+            self.findings.note("meaning is not checked, for lack of a run in float64")
+        elif self.thorough:
+            self._check_meaning(self.example, truth, precision.own_error)
+        if truth is not None:
+            self._check_probes(precision.own_error)
+        if self.training and result is not None:
+            check_gradients(
+                self.findings,
+                self.runs,
+                self.original,
+                self.optimised,
+                self.example,
+                steps=3 if self.thorough else 1,
+            )
+        self._look_at_itself(reference)
+
+    def _own_result(self) -> Run | None:
+        try:
+            return self.runs.own(self.optimised, self.example)
+        except Exception as error:  # whatever the result raises is a finding
+            text = f"the result raises {type(error).__name__}: {first_line(error)}"
+            self.findings.add("precision", self.example.name, message=text)
+            return None
+
+    def _look_at_itself(self, reference: Run) -> None:
+        """After a failure: is the original the same from run to run?"""
+        failed = [check for check in self.findings.record.checks if not check.ok]
+        wholes = [check for check in failed if check.name not in ("fold", "site")]
+        if not wholes:
+            return
+        again = self.runs.own(self.original, self.example)
+        once_more = self.runs.own(self.original, self.example)
+        found = worst(
+            [
+                *differences(again.outputs, reference.outputs),
+                *differences(again.outputs, once_more.outputs),
+            ]
+        )
+        smallest = min((check.error or 1.0 for check in wholes), default=1.0)
+        noise = 64 * torch.finfo(self.own).eps
+        if found.error > noise and found.error >= min(smallest, 1.0) / 4:
+            self.comparable = False
+            self.findings.note(_WHOLE)
+            checks = self.findings.record.checks
+            checks[:] = [check for check in checks if check not in wholes]
+
+    def _check_other_meaning(self) -> None:
+        """A pass that gives the model another meaning may do so at its sites and nowhere else."""
+        if len(self.passes) > 1:
+            self.findings.note(
+                "a pass changes the meaning by request: values are compared only before it"
+            )
+            return
+        check_untouched(self.findings, self.original, self.optimised, self.passes[0])
+        reference = self.reference or self.runs.own(self.original, self.example)
+        result = self._own_result()
+        if result is not None:
+            check_form(self.findings, result, reference, self.example)
+        self.findings.note("the meaning was changed by request: values are not compared")
+
+    # -- the end
+
+    def _concluded(self) -> Verdict:
+        findings, record = self.findings, self.findings.record
+        for site in self.sites:
+            findings.add(
+                "site",
+                site.failed_on or "all",
+                error=site.error,
+                bound=site.bound,
+                where=f"{site.applied.id} {site.replacement.old}",
+                message=site.failure,
+            )
+        record.forwards = self.runs.forwards
+        record.unverified = unverified(self.sites)
+        factor = 3 if self.own is not torch.float32 else 4
+        record.rule = (
+            "sites: 1e-12 of the value's size, in float64; folded tensors: 0.5 ulp; whole: "
+            "16 x E0 x eps64/eps in float64 on both sides, and in the model's dtype "
+            f"{factor} x the largest error of three neutral runs"
+        )
+        failed = findings.failed
+        record.ok = False if failed else (True if self.comparable else None)
+        fill_record(self.passes, self.sites)
+        blames = blames_of(self.passes, self.sites, whole_failed=failed)
+        return Verdict(not failed, record, blames)
+
+
+def _before_other_meaning(passes: Sequence[PassRun]) -> list[PassRun]:
+    kept: list[PassRun] = []
+    for one in passes:
+        if one.numerics is Numerics.MEANING:
+            break
+        kept.append(one)
+    return kept
+
+
+def own_dtype(program: Program, example: Probe) -> torch.dtype:
+    """The float dtype that most of a model's weights have; where it has none, the example's."""
+    weights = [*program.root.parameters()]
+    if not weights:
+        leaves = tree_leaves((example.args, dict(example.kwargs)))
+        weights = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    counts: dict[torch.dtype, int] = {}
+    for weight in weights:
+        if weight.is_floating_point():
+            counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.numel()
+    return max(counts, key=counts.__getitem__, default=torch.float32)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

@@ -1,0 +1,220 @@
+"""Run a model without a trace: what it writes, draws and remembers is put back."""
+
+import copy
+import random
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # pyright: ignore[reportPrivateUsage]  no public way to keep a counter
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Where all the generators stand that a model may draw from."""
+
+    cpu: Tensor
+    cuda: tuple[Tensor, ...]
+    python: object
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> "RandomState":
+        # Asking a GPU that was never used for its state would make a context on it.
+        used = torch.cuda.is_initialized()
+        numpy = _numpy_random()
+        return cls(
+            torch.get_rng_state(),
+            tuple(torch.cuda.get_rng_state_all()) if used else (),
+            random.getstate(),
+            None if numpy is None else numpy.get_state(),
+        )
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+        random.setstate(self.python)  # pyright: ignore[reportArgumentType]  what `getstate` gave
+        numpy = _numpy_random()
+        if numpy is not None and self.numpy is not None:
+            numpy.set_state(self.numpy)
+
+    def same_torch(self, other: "RandomState") -> bool:
+        """Whether torch's generators stand at the same place."""
+        return torch.equal(self.cpu, other.cpu) and all(
+            torch.equal(a, b) for a, b in zip(self.cuda, other.cuda, strict=False)
+        )
+
+
+def _numpy_random() -> Any:
+    # A model can draw from NumPy only if somebody has imported it.
+    return getattr(sys.modules.get("numpy"), "random", None)
+
+
+@contextmanager
+def randomness_restored() -> Generator[None]:
+    state = RandomState.now()
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+@contextmanager
+def untouched(
+    roots: Iterable[nn.Module], *, clone: bool = True, parameters_too: bool = False
+) -> Generator[None]:
+    """Put back what the modules below `roots` remember: attributes, buffers, containers.
+
+    With `clone`, buffers and plain tensors are stand-ins while the block runs (and parameters,
+    where the model writes them). They are never restored by writing: that would break a backward
+    that the caller still has to do. Without it something else sees to it that nothing is written,
+    and only version counters are put back, which move all the same. Gradients and the generators
+    that modules hold are put back as well.
+    """
+    roots = list(roots)
+    modules = {id(m): m for root in roots for m in root.modules()}.values()
+    kept = [_Memory(module) for module in modules]
+    parameters = [p for module in modules for p in module.parameters(recurse=False)]
+    gradients = [(p, p.grad) for p in parameters]
+    generators = [(g, g.get_state()) for m in modules for g in _generators(m)]
+    tensors = tensors_below(roots).values()
+    counted = () if clone else tuple(t for t in tensors if not t.is_inference())
+    if clone:
+        standins: dict[int, Tensor] = {}
+        for module in modules:
+            _put_standins(module, standins, parameters_too=parameters_too)
+    try:
+        with _unsafe_preserve_version_counter(counted):
+            yield
+    finally:
+        for memory in kept:
+            memory.restore()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for generator, state in generators:
+            generator.set_state(state)
+
+
+class _Memory:
+    """The `__dict__` of a module and what the containers in it held."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.attributes = dict(vars(module))
+        boxes = [v for v in self.attributes.values() if isinstance(v, dict | list | set)]
+        self.contents: list[tuple[Any, Any]] = []
+        for box in boxes:
+            self._keep(box, depth=0)
+
+    def _keep(self, box: Any, depth: int) -> None:
+        self.contents.append((box, copy.copy(box)))
+        if depth < 3:
+            inside = list(box.values()) if isinstance(box, dict) else list(box)
+            for value in inside:
+                if isinstance(value, dict | list | set):
+                    self._keep(value, depth + 1)
+
+    def restore(self) -> None:
+        now = vars(self.module)
+        for name in now.keys() - self.attributes.keys():
+            del now[name]
+        now.update(self.attributes)
+        for box, content in self.contents:
+            _refill(box, content)
+
+
+def _refill(box: Any, content: Any) -> None:
+    if isinstance(box, list):
+        box[:] = content
+        return
+    box.clear()
+    box.update(content)
+
+
+def _generators(module: nn.Module) -> Iterator[torch.Generator]:
+    return (value for value in vars(module).values() if isinstance(value, torch.Generator))
+
+
+def _put_standins(module: nn.Module, standins: dict[int, Tensor], *, parameters_too: bool) -> None:
+    def standin(tensor: Tensor) -> Tensor:
+        if id(tensor) not in standins:
+            standins[id(tensor)] = tensor.detach().clone()
+        return standins[id(tensor)]
+
+    attributes = vars(module)
+    # Tables of its own, so that the real ones never hold a stand-in.
+    for table in ("_buffers", "_parameters") if parameters_too else ("_buffers",):
+        tensors = attributes[table].items()
+        attributes[table] = {k: None if t is None else standin(t) for k, t in tensors}
+    for name, value in attributes.items():
+        if isinstance(value, Tensor) and not value.requires_grad:
+            attributes[name] = standin(value)
+
+
+def tensors_below(roots: Iterable[nn.Module]) -> dict[str, Tensor]:
+    """Parameters, buffers and plain tensor attributes of the modules, by path."""
+    found: dict[str, Tensor] = {}
+    for root in roots:
+        for path, module in root.named_modules(remove_duplicate=False):
+            own = {**module._parameters, **module._buffers, **vars(module)}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  the public ways leave out ties
+            prefix = f"{path}." if path else ""
+            tensors = {prefix + k: v for k, v in own.items() if isinstance(v, Tensor)}
+            found.update(tensors)
+    return found
+
+
+def fresh(value: Any) -> Any:
+    """A copy of arguments that a model may write: memory that was shared stays shared."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    memo: dict[int, Any] = {}
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            memo[id(leaf)] = _copy_of(leaf, storages)
+        elif isinstance(leaf, torch.Generator):
+            memo[id(leaf)] = leaf.clone_state()
+    return copy.deepcopy(value, memo)
+
+
+def _copy_of(tensor: Tensor, storages: dict[int, torch.UntypedStorage]) -> Tensor:
+    if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    storage = tensor.untyped_storage()
+    copied = storages.setdefault(storage.data_ptr(), storage.clone())
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def shared_memory(outputs: Any, arguments: Any) -> set[tuple[str, int, int]]:
+    """Which outputs share memory with which arguments, and with each other."""
+    made = [_memory(leaf) for leaf in tree_leaves(outputs)]
+    given = [_memory(leaf) for leaf in tree_leaves(arguments)]
+    pairs: set[tuple[str, int, int]] = set()
+    for number, memory in enumerate(made):
+        if memory:
+            pairs.update(
+                ("argument", number, i) for i, other in enumerate(given) if other == memory
+            )
+            pairs.update(("output", number, i) for i in range(number) if made[i] == memory)
+    return pairs
+
+
+def _memory(value: Any) -> int:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
+        return 0
+    return value.untyped_storage().data_ptr()
+
+
+def flattens(tensor: Tensor) -> tuple[bool, ...]:
+    """For each pair of neighbouring dimensions, whether `view` can make them one."""
+    sizes, strides = tensor.shape, tensor.stride()
+    return tuple(
+        sizes[i] == 1 or sizes[i + 1] == 1 or strides[i] == strides[i + 1] * sizes[i + 1]
+        for i in range(tensor.dim() - 1)
+    )
