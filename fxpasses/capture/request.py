@@ -33,6 +33,7 @@ class OpaqueKind(StrEnum):
     NEW_MODULE = auto()  # makes a module with weights while it runs
     CAUGHT_REFUSAL = auto()  # the model catches the error by which the tracer refuses
     GUARD_AFTER_EFFECT = auto()  # branches on a size after an effect, which a miss would repeat
+    PARAMETRIZED = auto()  # its parameters are computed by `torch.nn.utils.parametrize`
     ERROR = auto()  # its code raised on traced values
 
 
@@ -50,18 +51,25 @@ class Opaque:
     source: Source | None = None
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - not an error: the answer "no"
     """The root cannot be one graph. The base of the two errors of `trace`."""
 
 
 class Untraceable(Refused):
-    """The root itself does what no graph can represent: it is opaque."""
+    """The root itself does what no graph can represent: it is opaque.
+
+    With an example, the root's own code has been run on it: `outputs` is what it returned and
+    `calls` what was called below it, or `error` what it raised.
+    """
 
     def __init__(self, kind: OpaqueKind, reason: str, source: Source | None = None) -> None:
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
         self.source = source
+        self.outputs: Any = None
+        self.calls: dict[str, Call] = {}
+        self.error: Exception | None = None
 
 
 class Outside(Refused):
@@ -84,7 +92,8 @@ class Request:
     the caller's and are never written. `args` and `kwargs` are the example, None to trace by
     names alone. `force_opaque` lists paths that are never inlined. `live` names the modules
     whose Python state changes: who else reads it is opaque. `strict` compares globals at each
-    module's exit, so that the innermost module that changes them is found.
+    module's exit, so that the innermost module that changes them is found; `places` are those
+    that `Outside` named.
     """
 
     root: nn.Module
@@ -95,6 +104,7 @@ class Request:
     force_opaque: Mapping[str, Opaque] = field(default_factory=_nothing)
     live: frozenset[str] = frozenset()
     strict: bool = False
+    places: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

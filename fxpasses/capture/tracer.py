@@ -1,5 +1,19 @@
 """Record what a module computes as a graph, and what cannot be recorded as opaque leaves."""
 
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from fxpasses.capture.placeholders import Inputs
+from fxpasses.capture.deep import run_deep
+from fxpasses.capture.modes import DispatchMode, FunctionMode, GeneratorStates
+from fxpasses.capture.modules import ModuleTracer, has_global_hooks
+from fxpasses.capture.patches import CAPTURE_LOCK, Replacements
+from fxpasses.capture.paths import Paths, is_compiled, walk
+from fxpasses.capture.refusal import explain
 from fxpasses.capture.request import (
     Call,
     Opaque,
@@ -10,8 +24,12 @@ from fxpasses.capture.request import (
     Trace,
     Untraceable,
 )
+from fxpasses.capture.running import run_module
+from fxpasses.capture.structures import map_leaves
+from fxpasses.capture.watch import RandomStates, World
 
 __all__ = [
+    "CAPTURE_LOCK",
     "Call",
     "Opaque",
     "OpaqueKind",
@@ -27,8 +45,129 @@ __all__ = [
 def trace(request: Request) -> Trace:
     """Trace `request.root`.
 
+    Nothing but the twin is changed when this returns or raises: patches, globals, classes and
+    random generators are put back.
+
     Raises:
-        Untraceable: the root itself does what no graph can represent.
+        Untraceable: the root itself does what no graph can represent. With an example it
+            carries what the root's own code returned, and the calls below it.
         Outside: globals changed and `request.strict` is off.
     """
-    raise NotImplementedError
+    with CAPTURE_LOCK:
+        return run_deep(_depth(request.root), lambda: _Run(request).trace())
+
+
+class _Run:
+    """One trace: sets up, runs the root's forward, and puts everything back."""
+
+    def __init__(self, request: Request) -> None:
+        for _, module in walk(request.root):
+            if isinstance(module, _LazyGraphModule):
+                module.real_recompile()
+        self._request = request
+        self._world = World(request.root)
+        self._generators = GeneratorStates()
+        self._random = RandomStates()
+        self._paths = Paths(request.root)
+        self._tracer = ModuleTracer(request, self._paths, self._world)
+        self._inputs = Inputs(self._tracer)
+
+    def trace(self) -> Trace:
+        tracer = self._tracer
+        replacements = Replacements(tracer, self._world.files.values())
+        try:
+            with DispatchMode(tracer), FunctionMode(tracer):
+                tracer.prepare()
+                replacements.apply(_resolved(self._request.leaf_functions))
+                outputs = self._root()
+            outside = self._outside()
+        finally:
+            replacements.restore()
+            tracer.show_attributes()
+            self._world.restore()
+            self._random.restore()
+            self._generators.restore()
+        if outside:
+            raise Outside(outside)
+        return self._result(outputs)
+
+    def _outside(self) -> tuple[str, ...]:
+        if self._request.strict:
+            return ()
+        places = self._tracer.world.changed()
+        if self._random.changed():
+            places.append("the state of Python's or NumPy's random numbers")
+        return tuple(places)
+
+    def _root(self) -> Any:
+        """Trace the root's forward; returns what it returned on the example."""
+        tracer, root = self._tracer, self._request.root
+        mark = tracer.mark(root, (self._request.args, self._request.kwargs))
+        try:
+            if is_compiled(root):
+                raise tracer.refuse(OpaqueKind.COMPILED, "is compiled")
+            if has_global_hooks():
+                raise tracer.refuse(OpaqueKind.HOOKED, "hooks are registered for all modules")
+            args, kwargs = self._inputs.lift(root.forward)
+            inner = tracer.mark(root, (args, kwargs))
+            out = root.forward(*args, **kwargs)
+            tracer.check_exit(root, inner, out)
+            tracer.create_node("output", "output", (tracer.output_argument(out),), {})
+        except Exception as error:  # noqa: BLE001 - whatever it is, the root runs its own code
+            kind, reason, source = explain(error)
+            tracer.roll_back(mark)
+            failed = Untraceable(kind, reason, source)
+            self._run_root(failed)
+            raise failed from error
+        return tracer.known_of(out) if tracer.has_example else None
+
+    def _run_root(self, failed: Untraceable) -> None:
+        """Run the root's own code on the example, for its children's sake."""
+        request, tracer = self._request, self._tracer
+        if request.args is None:
+            return
+        copies = map_leaves((request.args, dict(request.kwargs or {})), tracer.copied)
+        tracer.evaluating += 1
+        try:
+            failed.outputs, _ = run_module(tracer, request.root, "", *copies)
+            failed.calls = dict(tracer.calls)
+        except Exception as error:  # noqa: BLE001 - the model's own error is for the caller
+            failed.error = error
+        finally:
+            tracer.evaluating -= 1
+
+    def _result(self, outputs: Any) -> Trace:
+        tracer = self._tracer
+        return Trace(
+            graph=tracer.graph,
+            opaque=list(tracer.opaque.values()),
+            calls=tracer.calls,
+            outputs=outputs,
+            constants=tracer.constants,
+            unregistered=self._paths.unregistered,
+            renamed=self._inputs.renamed,
+            reads_grad_mode=tracer.reads_grad_mode,
+            reads_training=tuple(dict.fromkeys(tracer.reads_training)),
+            guards=tracer.guards,
+            changing=frozenset(tracer.changing),
+            notes=tuple(tracer.notes),
+        )
+
+
+def _depth(root: nn.Module) -> int:
+    return 1 + max(path.count(".") for path, _ in walk(root))
+
+
+def _resolved(functions: Iterable[Callable[..., Any] | str]) -> list[Callable[..., Any]]:
+    """The functions themselves, where some are given as `package.name` or `package.*`."""
+    found: list[Callable[..., Any]] = []
+    for function in functions:
+        if not isinstance(function, str):
+            found.append(function)
+            continue
+        package, _, name = function.rpartition(".")
+        module = importlib.import_module(package)
+        names = [name] if name != "*" else [n for n in vars(module) if not n.startswith("_")]
+        values = [getattr(module, n) for n in names]
+        found += [v for v in values if callable(v) and not isinstance(v, type)]
+    return found

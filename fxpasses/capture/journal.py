@@ -1,0 +1,136 @@
+"""What a module holds in Python, to see what its forward changes and to put it back."""
+
+import collections
+import types
+from collections.abc import Iterable
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from fxpasses.capture.structures import PLAIN, refill, same_content, snapshot
+
+BASE_KEYS: Final = frozenset(nn.Module().__dict__)
+_REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_NO_OBJECTS: Final = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType)
+_DEPTH: Final = 3
+_LARGEST: Final = 4096  # of more elements only the number is compared
+
+Held = list[tuple[Any, Any]]
+
+
+def own_items(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    """The attributes that the module's own class has set."""
+    return [(name, value) for name, value in module.__dict__.items() if name not in BASE_KEYS]
+
+
+class ModuleState:
+    """The Python state of one module at one moment."""
+
+    def __init__(self, module: nn.Module) -> None:
+        state = module.__dict__
+        self._module = module
+        self._items = dict(own_items(module))
+        self._held: Held = [(state[name], snapshot(state[name])) for name in _REGISTRIES]
+        for value in self._items.values():
+            hold(value, self._held, _DEPTH)
+
+    def changed(self) -> bool:
+        now = dict(own_items(self._module))
+        if not same_attributes(now, self._items):
+            return True
+        return any(not same_content(container, held) for container, held in self._held)
+
+    def restore(self) -> None:
+        state = self._module.__dict__
+        for name, _ in own_items(self._module):
+            if name not in self._items:
+                del state[name]
+        for name, value in self._items.items():
+            if state.get(name) is not value:
+                state[name] = value
+        for container, held in self._held:
+            if not same_content(container, held):
+                refill(container, held)
+
+
+def hold(value: Any, held: Held, depth: int) -> None:
+    """Add the mutable containers in `value`, with what they hold, to `held`."""
+    kind = type(value)
+    if kind in PLAIN or not depth:
+        return
+    if issubclass(kind, (dict, list, set, collections.deque)):
+        if len(value) > _LARGEST:
+            return
+        held.append((value, snapshot(value)))
+        for item in value.values() if issubclass(kind, dict) else value:
+            hold(item, held, depth - 1)
+    elif issubclass(kind, _NO_OBJECTS):
+        return
+    elif issubclass(kind, tuple):
+        for item in value:
+            hold(item, held, depth - 1)
+    else:
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict:
+            held.append((attributes, dict(attributes)))
+            for item in attributes.values():
+                hold(item, held, depth - 1)
+
+
+def same_attributes(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether two sets of attributes are the same objects, or equal plain values."""
+    if now.keys() != before.keys():
+        return False
+    return all(_same(value, before[name]) for name, value in now.items())
+
+
+def _same(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    return type(value) in PLAIN and type(value) is type(other) and value == other
+
+
+def is_same_write(had: bool, old: Any, new: Any) -> bool:  # noqa: FBT001 - reads as a sentence
+    """Whether writing `new` over `old` changes nothing."""
+    return had and _same(new, old)
+
+
+class AttributeWrites:
+    """The attributes that the model's code has written during the trace, to be put back."""
+
+    def __init__(self) -> None:
+        self._writes: list[tuple[nn.Module, str, str | None, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    def note(self, module: nn.Module, name: str) -> None:
+        place, old = place_of(module, name)
+        self._writes.append((module, name, place, old))
+
+    def last_name(self) -> str:
+        return self._writes[-1][1]
+
+    def undo(self, count: int) -> None:
+        """Put back everything behind the first `count` writes, the last one first."""
+        while len(self._writes) > count:
+            module, name, place, old = self._writes.pop()
+            _put(module, name, place, old)
+
+
+def place_of(module: nn.Module, name: str) -> tuple[str | None, Any]:
+    """The dict of the module that holds `name` ("" its own, None if there is none), its value."""
+    for registry in _REGISTRIES[:3]:
+        if name in module.__dict__.get(registry, ()):
+            return registry, module.__dict__[registry][name]
+    if name in module.__dict__:
+        return "", module.__dict__[name]
+    return None, None
+
+
+def _put(module: nn.Module, name: str, place: str | None, old: Any) -> None:
+    state = module.__dict__
+    for registry in (state, *(state[name] for name in _REGISTRIES[:3])):
+        registry.pop(name, None)
+    if place is not None:
+        (state[place] if place else state)[name] = old

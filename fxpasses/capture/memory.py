@@ -1,0 +1,188 @@
+"""Which memory the example may write while it runs along, and how writes are taken back."""
+
+import copy
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxpasses.capture.refusal import Refusal
+from fxpasses.capture.request import OpaqueKind
+
+
+@contextmanager
+def modes_off() -> Generator[None]:
+    """Neither mode has anything to say about what runs in this block."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # noqa: SLF001
+        yield
+
+
+def key_of(tensor: Tensor) -> int | None:
+    """The identity of a tensor's memory; None where it has none of its own to protect."""
+    try:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - our own question, not the model's
+            if tensor.layout is not torch.strided or tensor.is_meta:
+                return None
+            return tensor.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):  # a wrapper without memory
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A point in time. Memory of this serial number or a later one was made after it."""
+
+    serial: int
+    entries: int
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """How one change is undone, and the serial number of the memory that was changed."""
+
+    undo: Callable[[], None]
+    serial: int = 0
+
+
+class Memory:
+    """The memory that the run along owns, and the log by which its writes are taken back.
+
+    What the trace finds (parameters, tensors in lists, globals) is the caller's and never
+    written. What it makes, and its copies of buffers, plain tensors and inputs, may be written;
+    what was there before a checkpoint is saved first.
+    """
+
+    def __init__(self) -> None:
+        self.effect = ""  # what a second run of the module's own code would repeat
+        self._owned: dict[int, int] = {}
+        self._foreign: dict[int, nn.Parameter] = {}
+        self._serial = 1
+        self._log: list[_Entry] = []
+        self._points: list[Checkpoint] = []
+        self._saved: list[set[int]] = [set()]  # per checkpoint: memory saved since
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._memo: dict[int, Any] = {}
+
+    # -- what is whose
+
+    def protect(self, parameter: nn.Parameter) -> None:
+        key = key_of(parameter)
+        if key is not None:
+            self._foreign[key] = parameter
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """A copy to run on; ties and shared storage stay. A view of a parameter stays as it is."""
+        found = self._copies.get(id(tensor))
+        if found is None:
+            with modes_off():
+                made = self._copied(tensor)
+            found = self._copies[id(tensor)] = (tensor, made)
+            self._copies.setdefault(id(made), (made, made))
+        return found[1]
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        detached = tensor.detach()
+        if key_of(tensor) in self._foreign:
+            return detached
+        made = copy.deepcopy(detached, self._memo)
+        self._own(made, serial=0)
+        return made.requires_grad_() if tensor.requires_grad else made
+
+    def lend(self, tensor: Tensor) -> None:
+        """Allow writes to a tensor that stands for a parameter."""
+        self._own(tensor, serial=0)
+
+    def has_copy(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._copies
+
+    def is_made_here(self, tensor: Tensor) -> bool:
+        """Whether the trace made this tensor's memory, so that eager makes it at each call."""
+        key = key_of(tensor)
+        return key is not None and self._owned.get(key, 0) > 0
+
+    def adopt(self, made: object) -> None:
+        """Take over the memory of tensors that an operation has just made."""
+        for tensor in _tensors(made):
+            key = key_of(tensor)
+            if key is not None and key not in self._foreign:
+                self._own(tensor, self._serial)
+
+    def _own(self, tensor: Tensor, serial: int) -> None:
+        key = key_of(tensor)
+        if key is not None:
+            self._owned[key] = serial
+
+    # -- writes
+
+    def before_write(self, tensor: Tensor) -> None:
+        """Save `tensor`'s memory if it must be taken back; refuse if it is not ours."""
+        key = key_of(tensor)
+        if key is None:
+            return
+        serial = self._owned.get(key)
+        if serial is None:
+            is_parameter = key in self._foreign
+            kind = OpaqueKind.WRITES_PARAMETER if is_parameter else OpaqueKind.PYTHON_STATE
+            what = "a parameter" if is_parameter else "a tensor of the program around it"
+            raise Refusal(kind, f"writes {what} in place")
+        if serial == 0:
+            self.effect = self.effect or "a write to a buffer or an input"
+        is_older = bool(self._points) and serial < self._points[-1].serial
+        if is_older and key not in self._saved[-1]:
+            self._saved[-1].add(key)
+            storage = tensor.untyped_storage()
+            with modes_off():
+                saved = storage.clone()
+            self._log.append(_Entry(lambda: _refill(storage, saved), serial))
+
+    def before_random(self, restore: Callable[[], None]) -> None:
+        """Note that random numbers were drawn; `restore` puts the generator back."""
+        self.effect = self.effect or "a random draw"
+        self.also_undo(restore)
+
+    def also_undo(self, undo: Callable[[], None]) -> None:
+        if self._points:
+            self._log.append(_Entry(undo))
+
+    # -- taking back
+
+    def checkpoint(self) -> Checkpoint:
+        self._serial += 1
+        self._saved.append(set())
+        point = Checkpoint(self._serial, len(self._log), self.effect)
+        self._points.append(point)
+        return point
+
+    def keep(self, point: Checkpoint) -> None:
+        """The module ended well. Its writes stay, but an outer module may still undo them."""
+        self._points.pop()
+        saved = self._saved.pop()
+        self._saved[-1] |= saved
+        since = self._log[point.entries :]
+        outer = self._points[-1].serial if self._points else 0
+        self._log[point.entries :] = [entry for entry in since if entry.serial < outer]
+
+    def undo(self, point: Checkpoint) -> None:
+        """Take back every write since `point`."""
+        self._points.pop()
+        self._saved.pop()
+        while len(self._log) > point.entries:
+            self._log.pop().undo()
+        self.effect = point.effect
+
+
+def _refill(storage: torch.UntypedStorage, saved: torch.UntypedStorage) -> None:
+    with modes_off():
+        storage.copy_(saved, non_blocking=False)
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

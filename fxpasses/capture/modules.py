@@ -1,0 +1,439 @@
+"""Calls of modules: inlined, kept as one node, or taken back and kept as an opaque one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fxpasses.capture.guards import check_structure, require_structure, structure_of
+from fxpasses.capture.journal import BASE_KEYS, AttributeWrites, ModuleState, is_same_write
+from fxpasses.capture.memory import Checkpoint
+from fxpasses.capture.names import is_identifier
+from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
+from fxpasses.capture.proxies import VALUE_TYPES, Value
+from fxpasses.capture.recorder import Recorder
+from fxpasses.capture.refusal import Refusal, explain
+from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
+from fxpasses.capture.running import run_module
+from fxpasses.capture.structures import Containers, stateful
+from fxpasses.capture.values import UNKNOWN, Taint, is_leaf_tensor_module
+from fxpasses.capture.watch import RandomStates, Readers, World, torch_state
+
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Running such a module again would change something that the trace cannot put back.
+_EFFECTFUL: Final = frozenset(
+    (
+        OpaqueKind.PYTHON_STATE,
+        OpaqueKind.RANDOM_STATE,
+        OpaqueKind.WRITES_PARAMETER,
+        OpaqueKind.HOOKED,
+        OpaqueKind.CHANGES_ARGUMENT,
+    )
+)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(module.__dict__.get(name) for name in _HOOKS)
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Where the trace stood when a module was entered."""
+
+    tail: Node
+    stack: int
+    writes: int
+    refusals: int
+    opaque: int
+    calls: int
+    constants: int
+    unregistered: int
+    guards: int
+    reads_training: int
+    num_calls: int
+    memory: Checkpoint
+    grad_mode: bool
+    state: ModuleState
+    arguments: Containers
+
+
+class ModuleTracer(Recorder):
+    """The part of the tracer that the model's calls of modules reach."""
+
+    def __init__(self, request: Request, paths: Paths, world: World) -> None:
+        super().__init__(request, paths)
+        self.opaque: dict[str, Opaque] = {}
+        self.calls: dict[str, Call] = {}
+        self.changing: set[str] = set()
+        self.reads_training: list[str] = []
+        self.writes = AttributeWrites()
+        self.world = world
+        self.random = RandomStates()
+        self._num_calls: dict[str, int] = {}
+        self._called: list[str] = []  # in order, to take back
+        self._hidden: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+        self._live: set[int] = set()
+        self._readers = Readers(world, request.places) if request.strict else None
+
+    def prepare(self) -> None:
+        """Copy what may be written, protect what may not, and hide what a read must be seen of."""
+        self.region = torch_state()
+        if self.has_example:
+            self.evaluating += 1
+            self._own_buffers()
+            self.evaluating -= 1
+        self._hide_attributes()
+
+    def _own_buffers(self) -> None:
+        modules = list(self.paths.modules())
+        for module in modules:
+            for parameter in (module.__dict__.get("_parameters") or {}).values():
+                if parameter is not None:
+                    self.memory.protect(parameter)
+        for module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            buffers = module.__dict__["_buffers"]
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    buffers[name] = self.memory.copy_of(buffer)
+                    self.paths.add_tensor(buffers[name], module, name)
+
+    # -- attributes of modules
+
+    def _hide_attributes(self) -> None:
+        """Move what a read must be seen of out of the modules, so that it comes to us."""
+        for module, path in self.paths.modules().items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            state = module.__dict__
+            is_live = path in self.request.live
+            if is_live:
+                self._live.add(id(module))
+            for name, value in list(state.items()):
+                is_tensor = isinstance(value, Tensor)
+                is_own = is_live and name not in BASE_KEYS and name != "forward"
+                if is_tensor or is_own or name == "training":
+                    del state[name]
+                    self._hidden[id(module), name] = (module, self._hide(module, name, value))
+
+    def _hide(self, module: nn.Module, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        self.paths.add_tensor(value, module, name)
+        if not self.has_example:
+            return value
+        own = self.memory.copy_of(value)
+        self.paths.add_tensor(own, module, name)
+        return own
+
+    def show_attributes(self) -> None:
+        """Put the hidden attributes back."""
+        for (_, name), (module, value) in self._hidden.items():
+            module.__dict__.setdefault(name, value)
+
+    def read_attribute(self, module: nn.Module, name: str) -> Any:
+        """The attribute of a module as model code sees it, UNKNOWN if it is none of ours."""
+        found = self._hidden.get((id(module), name))
+        if found is None:
+            return UNKNOWN if self.evaluating else self._registered(module, name)
+        value = found[1]
+        if self.evaluating:
+            return value
+        if isinstance(value, Tensor):
+            return self.lift(value)
+        if name == "training":
+            self.reads_training.append(self.paths.find(module) or "")
+            return value
+        reason = f"reads .{name}, which the forward of an opaque module changes"
+        raise self.refuse(OpaqueKind.READS_CHANGING_STATE, reason)
+
+    def _registered(self, module: nn.Module, name: str) -> Any:
+        state = module.__dict__
+        for registry in ("_parameters", "_buffers"):
+            tensor = (state.get(registry) or {}).get(name)
+            if tensor is not None:
+                return self.lift(tensor) if self.paths.has_tensor(tensor) else tensor
+        return UNKNOWN
+
+    def before_attribute_write(self, module: nn.Module, name: str, value: Any) -> bool:
+        """Note a write to a module of the model. True if it is done, or changes nothing."""
+        if not self.paths.is_of_the_model(module):
+            return False
+        hidden = self._hidden.get((id(module), name))
+        state = module.__dict__
+        had, old = (True, hidden[1]) if hidden and name not in state else _current(state, name)
+        if is_same_write(had, old, value):
+            return True
+        self.writes.note(module, name)
+        if not isinstance(value, Value):
+            return False
+        # `Module.__setattr__` would refuse a proxy where a buffer is registered.
+        for registry in ("_buffers", "_parameters", "_modules"):
+            state[registry].pop(name, None)
+        state[name] = value
+        return True
+
+    def before_attribute_delete(self, module: nn.Module, name: str) -> None:
+        if self.paths.is_of_the_model(module):
+            self.writes.note(module, name)
+
+    # -- calls
+
+    def call_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        path = self._path_of(module)
+        if is_leaf(module) and not isinstance(module, torch.jit.ScriptModule):
+            return self._leaf(module, path, args, kwargs, None)
+        opaque = self.opaque.get(path) or self.request.force_opaque.get(path)
+        opaque = opaque or self._runs_own_code(module, path)
+        if opaque is not None:
+            return self._emit(module, opaque, args, kwargs)
+        return self._try_inline(module, path, args, kwargs)
+
+    def _path_of(self, module: nn.Module) -> str:
+        path = self.paths.find(module)
+        if path is not None:
+            return path
+        has_weights = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+        if has_weights and not self.paths.is_of_the_model(module):
+            raise self.refuse(OpaqueKind.NEW_MODULE, "makes a module with weights in forward")
+        return self.paths.register(module)
+
+    def _runs_own_code(self, module: nn.Module, path: str) -> Opaque | None:
+        """Why a module is not even tried."""
+        name = type(module).__name__
+        if is_compiled(module):
+            what = "TorchScript" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
+            return Opaque(path, name, OpaqueKind.COMPILED, what)
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return Opaque(path, name, OpaqueKind.PYTHON_STATE, "is wrapped for distributed runs")
+        if has_hooks(module) or has_global_hooks():
+            return Opaque(path, name, OpaqueKind.HOOKED, "has hooks")
+        if is_parametrized(module):
+            return Opaque(path, name, OpaqueKind.PARAMETRIZED, "its parameters are computed")
+        return None
+
+    def _try_inline(
+        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        mark = self.mark(module, (args, kwargs))
+        try:
+            odd = stateful((args, kwargs))
+            if odd is not None:
+                reason = f"is given a {odd} object"
+                raise self.refuse(OpaqueKind.STATEFUL_ARGUMENT, reason)
+            out = self._inline(module, path, args, kwargs)
+            self.check_exit(module, mark, out)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the module runs its own code
+            opaque = self._opaque_for(module, path, error)
+            self.roll_back(mark)
+        else:
+            self.memory.keep(mark.memory)
+            return out
+        return self._emit(module, opaque, args, kwargs)
+
+    def _inline(
+        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        key = self._enter(module, path)
+        out = module.forward(*args, **kwargs)
+        self._leave(key)
+        return out
+
+    def _enter(self, module: nn.Module, path: str) -> str:
+        count = self._num_calls.get(path, 0)
+        key = f"{path}@{count}" if count else path
+        self._num_calls[path] = count + 1
+        self._called.append(path)
+        self.module_stack[key] = (path, type(module))
+        self.stack_meta = None
+        return key
+
+    def _leave(self, key: str) -> None:
+        del self.module_stack[key]
+        self.stack_meta = None
+
+    def _opaque_for(self, module: nn.Module, path: str, error: Exception) -> Opaque:
+        kind, reason, source = explain(error)
+        return Opaque(path, type(module).__name__, kind, reason, source)
+
+    def _leaf(
+        self,
+        module: nn.Module,
+        path: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        opaque: Opaque | None,
+    ) -> Any:
+        """Make a `call_module` node, and run the module on the example."""
+        if not all(map(is_identifier, kwargs)):
+            reason = "a keyword that is no identifier"
+            raise self.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
+        key = self._enter(module, path)
+        try:
+            node = self.create_node(
+                "call_module",
+                self.paths.target(module),
+                tuple(map(self.argument, args)),
+                {name: self.argument(value) for name, value in kwargs.items()},
+            )
+            return self._result(module, node, args, kwargs, opaque)
+        finally:
+            self._leave(key)
+
+    def _result(
+        self,
+        module: nn.Module,
+        node: Node,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        opaque: Opaque | None,
+    ) -> Any:
+        if not self.has_example:
+            made = self._unknown(node, args)
+            made.is_tensor = opaque is None and is_leaf_tensor_module(module)
+            return made
+        if opaque is None:
+            outcome = self.evaluate(module, lambda: module, args, kwargs)
+            if has_hooks(module):
+                self.guard_after("a hooked module")
+            return self.give(node, outcome)
+        run = self._runner_of(module, opaque)
+        outcome = self.evaluate(run, lambda: run, args, kwargs)
+        if opaque.kind in _EFFECTFUL:
+            self.guard_after("a module that changes state")
+        if outcome.known is not UNKNOWN:
+            self._check_structure(node, outcome.known)
+        return self.give(node, outcome)
+
+    def _check_structure(self, node: Node, known: Any) -> None:
+        expected = structure_of(known)
+        check = require_structure if self.memory.effect else check_structure
+        self.create_node("call_function", check, (node, self.argument(expected)), {})
+        self.guards += 1
+
+    def _runner_of(self, module: nn.Module, opaque: Opaque) -> Callable[..., Any]:
+        """Runs the module's own code on the example, noting the calls below it."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            held = Containers((args, kwargs))
+            out, changed = run_module(self, module, opaque.path, args, kwargs)
+            self.changing |= changed
+            if changed:
+                self.guard_after("a module that changes state")
+            if self.request.strict:
+                self.world.take()
+            if held.changed():
+                reason = f"{opaque.path or 'a module'} changes a list or dict that it is given"
+                raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)
+            return out
+
+        run.__module__ = type(module).__module__
+        run.__name__ = type(module).__name__
+        return run
+
+    def _emit(
+        self, module: nn.Module, opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.opaque.setdefault(opaque.path, opaque)
+        if opaque.kind in (OpaqueKind.PYTHON_STATE, OpaqueKind.CHANGES_ARGUMENT):
+            self.changing.add(opaque.path)
+        return self._leaf(module, opaque.path, args, kwargs, opaque)
+
+    # -- entry, exit, taking back
+
+    def mark(self, module: nn.Module, arguments: Any) -> _Mark:
+        return _Mark(
+            tail=self.last_node(),
+            stack=len(self.module_stack),
+            writes=len(self.writes),
+            refusals=len(self.refusals),
+            opaque=len(self.opaque),
+            calls=len(self.calls),
+            constants=len(self.constants),
+            unregistered=len(self.paths.unregistered),
+            guards=self.guards,
+            reads_training=len(self.reads_training),
+            num_calls=len(self._called),
+            memory=self.memory.checkpoint(),
+            grad_mode=torch._C.is_grad_enabled(),  # noqa: SLF001 - the public one is patched
+            state=ModuleState(module),
+            arguments=Containers(arguments),
+        )
+
+    def check_exit(self, module: nn.Module, mark: _Mark, out: Any) -> None:
+        """Refuse a module whose forward ended well but did what a graph does not repeat."""
+        if len(self.refusals) > mark.refusals:
+            reason = f"catches an error of the tracer: {self.refusals[-1].reason}"
+            raise Refusal(OpaqueKind.CAUGHT_REFUSAL, reason, self.refusals[-1].where)
+        if len(self.writes) > mark.writes:
+            raise Refusal(OpaqueKind.PYTHON_STATE, f"writes .{self.writes.last_name()}")
+        if mark.state.changed():
+            raise Refusal(OpaqueKind.PYTHON_STATE, "changes its Python state")
+        if mark.arguments.changed():
+            reason = "changes a list or dict that it is given"
+            raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)
+        if hasattr(type(out), "__next__"):
+            raise Refusal(OpaqueKind.UNTRACEABLE_VALUE, "returns a generator")
+        if self.request.strict:
+            self._check_world(module)
+
+    def _check_world(self, module: nn.Module) -> None:
+        places = self.world.changed()
+        if places:
+            self.world.restore()
+            raise Refusal(OpaqueKind.PYTHON_STATE, f"changes {', '.join(places)}")
+        if self.random.changed():
+            self.random.restore()
+            raise Refusal(OpaqueKind.RANDOM_STATE, "draws Python or NumPy random numbers")
+        if self._readers is not None and self._readers.is_reader(module):
+            reason = "may read a global that an opaque module changes"
+            raise Refusal(OpaqueKind.READS_CHANGING_STATE, reason)
+
+    def roll_back(self, mark: _Mark) -> None:
+        """Take back everything since `mark`."""
+        del self.refusals[mark.refusals :]
+        self.forget_nodes(mark.tail)
+        self.writes.undo(mark.writes)
+        mark.state.restore()
+        mark.arguments.restore()
+        self.memory.undo(mark.memory)
+        _shorten(self.module_stack, mark.stack)
+        self.stack_meta = None
+        _shorten(self.opaque, mark.opaque)
+        _shorten(self.calls, mark.calls)
+        for name, _ in self.constants[mark.constants :]:
+            self.request.root.__dict__.pop(name, None)
+        del self.constants[mark.constants :]
+        self.paths.forget(mark.unregistered)
+        self.guards = mark.guards
+        del self.reads_training[mark.reads_training :]
+        while len(self._called) > mark.num_calls:
+            self._num_calls[self._called.pop()] -= 1
+        if torch._C.is_grad_enabled() != mark.grad_mode:  # noqa: SLF001
+            torch._C._set_grad_enabled(mark.grad_mode)  # noqa: SLF001
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks are registered for all modules of the process."""
+    registry = nn.modules.module
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+    return any(getattr(registry, name, None) for name in names)
+
+
+def _current(state: Mapping[str, Any], name: str) -> tuple[bool, Any]:
+    for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
+        if name in registry:
+            return True, registry[name]
+    return False, None
+
+
+def _shorten(mapping: dict[str, Any], length: int) -> None:
+    while len(mapping) > length:
+        mapping.popitem()
+
+
+__all__ = ["VALUE_TYPES", "ModuleTracer", "Taint", "has_hooks"]

@@ -1,0 +1,329 @@
+"""What is replaced in the process during a trace, for the tracing thread alone."""
+
+import builtins
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+from torch.fx import _symbolic_trace
+
+from fxpasses.capture.proxies import VALUE_TYPES, Shape, Value, find_value
+from fxpasses.capture.refusal import Refusal
+from fxpasses.capture.request import OpaqueKind
+from fxpasses.capture.values import UNKNOWN
+
+# Held by whoever captures: patches are the process's, and so there is one trace at a time.
+CAPTURE_LOCK: Final = threading.RLock()
+
+# Factories whose C parser refuses proxies as separate integers, before any mode sees the call.
+_FACTORIES: Final = (
+    "zeros ones empty full rand randn randint randperm arange linspace eye tensor as_tensor "
+    "tril_indices triu_indices logspace range hann_window normal"
+).split()
+_FROM_MEMORY: Final = "from_numpy frombuffer from_dlpack asarray".split()
+_SEEDING: Final = ("manual_seed", "seed", "set_rng_state", "fork_rng")
+# Frames whose questions are torch's own, about proxies as such.
+_INTERNAL: Final = (
+    "torch.fx",
+    "torch.utils",
+    "torch.nn.parameter",
+    "torch.overrides",
+    "torch._",
+    "fxpasses",
+    "contextlib",
+)
+_STATE_READERS: Final = (*_INTERNAL, "torch.autograd", "torch.random", "torch.nn", "torch.amp")
+
+
+class Host(Protocol):
+    """What the patches need of the tracer."""
+
+    evaluating: int
+    reads_grad_mode: bool
+
+    def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
+    def record(
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+    def call_module(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
+    def read_attribute(self, module: nn.Module, name: str) -> Any: ...
+    def before_attribute_write(self, module: nn.Module, name: str, value: Any) -> bool: ...
+    def before_attribute_delete(self, module: nn.Module, name: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def made_from_memory(self, tensor: Any) -> None: ...
+
+
+class Patches:
+    """Replacements of attributes and of entries of dicts, put back in the reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def attribute(self, holder: Any, name: str, new: Any) -> None:
+        is_own = name in vars(holder)
+        old = vars(holder).get(name)
+        undo = functools.partial(setattr, holder, name, old)
+        self._undo.append(undo if is_own else functools.partial(delattr, holder, name))
+        setattr(holder, name, new)
+
+    def entry(self, names: dict[str, Any], name: str, new: Any) -> None:
+        missing = object()
+        old = names.get(name, missing)
+        if old is missing:
+            self._undo.append(functools.partial(names.pop, name, None))
+        else:
+            self._undo.append(functools.partial(names.__setitem__, name, old))
+        names[name] = new
+
+    def restore(self) -> None:
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
+
+
+class Replacements:
+    """Builds the replacements for one trace, and puts them where model code finds them."""
+
+    def __init__(self, host: Host, files: Iterable[dict[str, Any]]) -> None:
+        self._host = host
+        self._files = list(files)
+        self._patches = Patches()
+        self._thread = threading.get_ident()
+
+    def apply(self, leaf_functions: Iterable[Callable[..., Any]]) -> None:
+        self._modules()
+        self._builtins()
+        replaced: dict[int, tuple[Any, Any]] = {}
+        for holder, name, new in self._functions():
+            old = getattr(holder, name)
+            replaced.setdefault(id(old), (old, new))
+            self._patches.attribute(holder, name, new)
+        for function in leaf_functions:
+            replaced[id(function)] = (function, self._leaf(function))
+        self._leaf_holders(replaced)
+        self._imported(replaced)
+        self._wrapped()
+        self._autograd()
+
+    def restore(self) -> None:
+        self._patches.restore()
+
+    def _is_tracing(self) -> bool:
+        return threading.get_ident() == self._thread and not self._host.evaluating
+
+    # -- modules
+
+    def _modules(self) -> None:
+        host, is_tracing = self._host, self._is_tracing
+        call, read = nn.Module.__call__, nn.Module.__getattr__
+        write, delete = nn.Module.__setattr__, nn.Module.__delattr__
+        thread, ident = self._thread, threading.get_ident
+
+        @functools.wraps(call)
+        def call_(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if not is_tracing():
+                return call(module, *args, **kwargs)
+            return host.call_module(module, args, kwargs)
+
+        @functools.wraps(read)
+        def read_(module: nn.Module, name: str) -> Any:
+            if ident() == thread:
+                found = host.read_attribute(module, name)
+                if found is not UNKNOWN:
+                    return found
+            return read(module, name)
+
+        @functools.wraps(write)
+        def write_(module: nn.Module, name: str, value: Any) -> None:
+            if is_tracing() and host.before_attribute_write(module, name, value):
+                return
+            write(module, name, value)
+
+        @functools.wraps(delete)
+        def delete_(module: nn.Module, name: str) -> None:
+            if is_tracing():
+                host.before_attribute_delete(module, name)
+            delete(module, name)
+
+        for name, new in (
+            ("__call__", call_),
+            ("__getattr__", read_),
+            ("__setattr__", write_),
+            ("__delattr__", delete_),
+        ):
+            self._patches.attribute(nn.Module, name, new)
+
+    # -- builtins
+
+    def _builtins(self) -> None:
+        host, thread, ident = self._host, self._thread, threading.get_ident
+        isinstance_, callable_, print_ = isinstance, callable, print
+        frame = sys._getframe  # noqa: SLF001 - who asks decides the answer
+        special = VALUE_TYPES | {Shape}
+
+        def is_asked_by_model() -> bool:
+            name = frame(2).f_globals.get("__name__", "")
+            return not (host.evaluating or name.startswith(_INTERNAL))
+
+        def isinstance_of(value: Any, kinds: Any, /) -> bool:
+            if type(value) in special and ident() == thread and is_asked_by_model():
+                return answers_isinstance(host, value, kinds)
+            return isinstance_(value, kinds)
+
+        def callable_of(value: Any, /) -> bool:
+            if type(value) in VALUE_TYPES and ident() == thread and is_asked_by_model():
+                if value.known is UNKNOWN:
+                    reason = "callable() of a value that is not known"
+                    raise host.refuse(OpaqueKind.CONTROL_FLOW, reason)
+                return callable_(value.known)
+            return callable_(value)
+
+        def silent_print(*args: Any, **kwargs: Any) -> None:
+            if ident() != thread or host.evaluating:
+                print_(*args, **kwargs)
+            else:
+                host.note("a print, which the graph does not repeat")
+
+        self._patches.attribute(builtins, "isinstance", isinstance_of)
+        self._patches.attribute(builtins, "callable", callable_of)
+        self._patches.attribute(builtins, "print", silent_print)
+
+    # -- functions
+
+    def _functions(self) -> Iterator[tuple[Any, str, Any]]:
+        for name in _FACTORIES:
+            yield torch, name, self._leaf(getattr(torch, name))
+        for name in _FROM_MEMORY:
+            yield torch, name, self._from_memory(getattr(torch, name))
+        for holder in (torch, torch.random, torch.cuda):
+            for name in (*_SEEDING, "manual_seed_all", "seed_all", "set_rng_state_all"):
+                if callable(vars(holder).get(name)):
+                    yield holder, name, self._refused(name, getattr(holder, name))
+        yield torch, "is_grad_enabled", self._grad_mode(torch.is_grad_enabled)
+        for name, function in vars(math).items():
+            if callable(function) and not name.startswith("_"):
+                yield math, name, self._leaf(function)
+
+    def _leaf(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Becomes a node as a whole where it is given a traced value."""
+        host, is_tracing = self._host, self._is_tracing
+
+        def leaf(*args: Any, **kwargs: Any) -> Any:
+            if is_tracing() and find_value((args, kwargs)) is not None:
+                return host.record("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return _named(leaf, function)
+
+    def _from_memory(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            if is_tracing():
+                host.made_from_memory(made)
+            return made
+
+        return _named(make, function)
+
+    def _refused(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            if is_tracing():
+                raise host.refuse(OpaqueKind.RANDOM_STATE, f"calls {name}")
+            return function(*args, **kwargs)
+
+        return _named(refused, function)
+
+    def _grad_mode(self, function: Callable[[], bool]) -> Callable[[], bool]:
+        host, is_tracing = self._host, self._is_tracing
+        frame = sys._getframe  # noqa: SLF001 - who asks decides the answer
+
+        def is_grad_enabled() -> bool:
+            name = frame(1).f_globals.get("__name__", "")
+            if is_tracing() and not name.startswith(_STATE_READERS):
+                host.reads_grad_mode = True
+            return function()
+
+        return _named(is_grad_enabled, function)
+
+    def _autograd(self) -> None:
+        host, is_tracing = self._host, self._is_tracing
+        function = torch.autograd.Function
+        apply: Any = vars(function)["apply"]
+
+        def refused(cls: type, *args: Any, **kwargs: Any) -> Any:
+            if is_tracing():
+                reason = f"{cls.__name__}.apply, a custom autograd function"
+                raise host.refuse(OpaqueKind.CUSTOM_AUTOGRAD, reason)
+            return apply.__get__(None, cls)(*args, **kwargs)
+
+        self._patches.attribute(function, "apply", classmethod(refused))
+
+    # -- where model code finds them
+
+    def _imported(self, replaced: Mapping[int, tuple[Any, Any]]) -> None:
+        """Names imported into the model's files, by identity."""
+        for names in self._files:
+            for name, value in list(names.items()):
+                found = replaced.get(id(value))
+                if found is not None and found[0] is value:
+                    self._patches.entry(names, name, found[1])
+
+    def _leaf_holders(self, replaced: Mapping[int, tuple[Any, Any]]) -> None:
+        """The modules that define the leaf functions, through which `a.f(x)` finds them."""
+        for function, new in replaced.values():
+            package = (getattr(function, "__module__", None) or "").split(".")[0]
+            if package in ("", "torch", "math", "builtins"):
+                continue
+            for holder in _modules_of(package):
+                for name, value in list(vars(holder).items()):
+                    if value is function:
+                        self._patches.attribute(holder, name, new)
+
+    def _wrapped(self) -> None:
+        """The functions that `torch.fx.wrap` names."""
+        table: dict[Any, dict[str, Any]] = _symbolic_trace._wrapped_fns_to_patch  # noqa: SLF001 - the only list of them
+        for (_, name), names in list(table.items()):
+            function = names.get(name, getattr(builtins, name, None))
+            if function is not None:
+                self._patches.entry(names, name, self._leaf(function))
+
+
+def _modules_of(package: str) -> list[ModuleType]:
+    found = [sys.modules.get(name) for name in list(sys.modules) if name.split(".")[0] == package]
+    return [module for module in found if isinstance(module, ModuleType)]
+
+
+def _named(new: Any, function: Any) -> Any:
+    for name in ("__name__", "__qualname__", "__doc__"):
+        if hasattr(function, name):
+            setattr(new, name, getattr(function, name))
+    return new
+
+
+def answers_isinstance(host: Host, value: Any, kinds: Any) -> bool:
+    """Whether what `value` stands for is one of `kinds`, as eager would say."""
+    if type(value) is Shape:
+        return issubclass(torch.Size, kinds) or issubclass(Shape, kinds)
+    known = _stand_in(value)
+    if known is UNKNOWN:
+        reason = "isinstance() of a value that is not known"
+        raise host.refuse(OpaqueKind.CONTROL_FLOW, reason)
+    return isinstance(known, kinds)
+
+
+def _stand_in(value: Value) -> Any:
+    return value.known if value.known is not UNKNOWN or not value.is_tensor else _SOME_TENSOR
+
+
+_SOME_TENSOR: Final = torch.empty(0)

@@ -1,0 +1,133 @@
+"""The inputs of a traced root: placeholders, and what stands for them in its forward."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from fxpasses.capture.names import is_identifier
+from fxpasses.capture.proxies import Made, Value
+from fxpasses.capture.recorder import Recorder
+from fxpasses.capture.request import OpaqueKind
+from fxpasses.capture.structures import PLAIN, children_of, element, rebuilt, stateful
+from fxpasses.capture.values import UNKNOWN, Taint
+
+_PLAIN_TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class _Given:
+    """An argument of a call that is traced without an example."""
+
+
+_GIVEN: Final = _Given()
+
+
+class Inputs:
+    """Placeholders for every parameter of the root's forward, in the order of its signature."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._twice: dict[int, Value] = {}
+        self.renamed: dict[str, str] = {}
+
+    def lift(self, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call `forward` with: as the example does, with values for its tensors."""
+        signature = inspect.signature(forward)
+        request = self._recorder.request
+        roots = {p.name: self._placeholder(p) for p in signature.parameters.values()}
+        if request.args is None:
+            args, kwargs = _required(signature)
+        else:
+            args, kwargs = request.args, dict(request.kwargs or {})
+            self._check(args, kwargs)
+        bound = signature.bind(*args, **kwargs)
+        lifted = {name: self._lift(roots[name], v) for name, v in bound.arguments.items()}
+        return _as_given(signature, lifted, len(args), kwargs)
+
+    def _placeholder(self, parameter: inspect.Parameter) -> Made:
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        recorder = self._recorder
+        default = () if parameter.default is parameter.empty else (_spelled(parameter.default),)
+        node = recorder.create_node("placeholder", star + parameter.name, default, {})
+        if node.name != parameter.name or not is_identifier(parameter.name):
+            # Generated code would copy one name to another, which may be taken or be a builtin.
+            node.target = star + node.name
+            self.renamed[parameter.name] = node.name
+        return Made(node, recorder, UNKNOWN, Taint.DATA)
+
+    def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        odd = stateful((args, kwargs))
+        if odd is not None:
+            reason = f"is given a {odd} object"
+            raise self._recorder.refuse(OpaqueKind.STATEFUL_ARGUMENT, reason)
+
+    def _lift(self, root: Value, example: Any) -> Any:
+        if example is _GIVEN:
+            return root
+        if isinstance(example, Tensor):
+            return self._tensor(root, example)
+        children = dict(children_of(example))
+        if not children:
+            return _fresh(example)
+        items: dict[Any, Any] = {}
+        for key, item in children.items():
+            lazy = element(root, key, UNKNOWN, Taint.SIZE, loose=False, container=example)
+            items[key] = self._lift(lazy, item)
+        return rebuilt(example, items)
+
+    def _tensor(self, root: Value, example: Tensor) -> Value:
+        if type(example) not in _PLAIN_TENSORS:
+            reason = f"is given a {type(example).__name__}, a tensor of its own kind"
+            raise self._recorder.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
+        found = self._twice.get(id(example))
+        if found is not None:
+            return found
+        recorder = self._recorder
+        copy = recorder.copied(example)
+        root.known, root.taint, root.is_tensor = copy, Taint.SIZE, True
+        if isinstance(root, Made):
+            recorder.note_value(root.node, copy, rank_is_fixed=True)
+        self._twice[id(example)] = root
+        return root
+
+
+def _fresh(example: Any) -> Any:
+    """An empty container of the caller's must not be filled by the trace."""
+    return type(example)() if type(example) in (list, dict, set) and not example else example
+
+
+def _required(signature: inspect.Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call without an example: every parameter that has no default is given."""
+    required = [p for p in signature.parameters.values() if p.default is p.empty]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    args = tuple(_GIVEN for p in required if p.kind in positional)
+    kwargs = {p.name: _GIVEN for p in required if p.kind is p.KEYWORD_ONLY}
+    return args, kwargs
+
+
+def _as_given(
+    signature: inspect.Signature,
+    lifted: Mapping[str, Any],
+    count: int,
+    kwargs: Mapping[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The lifted arguments, each by position or by keyword as the caller gave it."""
+    args: list[Any] = []
+    rest: Mapping[str, Any] = {}
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            rest = lifted.get(parameter.name, {})
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            args.extend(lifted.get(parameter.name, ()))
+        elif parameter.kind is not parameter.KEYWORD_ONLY and len(args) < count:
+            args.append(lifted[parameter.name])
+    keywords = {name: lifted[name] if name in lifted else rest[name] for name in kwargs}
+    return tuple(args), keywords
+
+
+def _spelled(default: Any) -> Any:
+    """A default that generated code can spell; any other is never read by a graph."""
+    is_plain = type(default) in PLAIN
+    is_tuple = type(default) is tuple and all(type(item) in PLAIN for item in default)
+    return default if is_plain or is_tuple else None

@@ -1,0 +1,445 @@
+"""What flows through the model's code in place of tensors, and of numbers computed from them."""
+
+import dis
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Final, NoReturn, Protocol, SupportsIndex
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.graph import inplace_methods, magic_methods, reflectable_magic_methods
+
+from fxpasses.capture.refusal import Refusal, is_model_file, model_frame
+from fxpasses.capture.request import OpaqueKind
+from fxpasses.capture.values import (
+    FIXED_ATTRIBUTES,
+    FIXED_METHODS,
+    REFUSED_METHODS,
+    SIZE_ATTRIBUTES,
+    UNDECIDED_ATTRIBUTES,
+    UNKNOWN,
+    Taint,
+)
+
+
+class Recorder(Protocol):
+    """What a proxy needs of the tracer."""
+
+    evaluating: int
+
+    def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
+    def record(
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+    def make_node(self, op: str, target: Any, args: tuple[Any, ...]) -> Node: ...
+    def note_value(self, node: Node, value: object, *, rank_is_fixed: bool) -> None: ...
+    def argument(self, value: Any) -> Any: ...
+    def decide(self, value: "Value", question: str) -> Any: ...
+    def torch_function(
+        self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+    def call_tensor_method(
+        self, value: "Value", name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+    def in_place(self, operation: Any, left: "Value", right: Any) -> Any: ...
+
+
+class Value:
+    """A value that the graph computes. `known` is the example's, UNKNOWN where there is none.
+
+    `taint` tells what the value (of a tensor: its sizes) depends on, `loose` that the rank does
+    too. `is_tensor` holds where the value surely is a tensor, also without an example.
+    """
+
+    __slots__ = ("is_tensor", "known", "loose", "taint", "tracer")
+
+    def __init__(self, tracer: Recorder, known: Any, taint: Taint, *, loose: bool = False) -> None:
+        self.tracer = tracer
+        self.known = known
+        self.taint = taint
+        self.loose = loose
+        self.is_tensor = isinstance(known, Tensor)
+
+    @property
+    def node(self) -> Node:
+        raise NotImplementedError
+
+    # -- what Python may ask
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, what)
+
+    def __bool__(self) -> bool:
+        return bool(self.tracer.decide(self, "a branch on a traced value"))
+
+    def __int__(self) -> int:
+        return int(self.tracer.decide(self, "int() of a traced value"))
+
+    def __float__(self) -> float:
+        return float(self.tracer.decide(self, "float() of a traced value"))
+
+    def __complex__(self) -> complex:
+        return complex(self.tracer.decide(self, "complex() of a traced value"))
+
+    def __index__(self) -> int:
+        return operator.index(self.tracer.decide(self, "a traced value as an index"))
+
+    def __hash__(self) -> int:
+        if self.tracer.evaluating or not _is_called_by_the_model():
+            return id(self)
+        return hash(self.tracer.decide(self, "a traced value as a key"))
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(self.known, (tuple, list, dict, str)) and not isinstance(item, Value):
+            return item in self.tracer.decide(self, '"in" a traced value')
+        self._refuse('"in" a traced value')
+
+    def __len__(self) -> int:
+        if isinstance(self.known, Tensor) and self.known.dim():
+            return int(self.shape[0])
+        if isinstance(self.known, (tuple, list, dict, str)):
+            return len(self.tracer.decide(self, "len() of a traced value"))
+        self._refuse("len() of a traced value")
+
+    def __iter__(self) -> Iterator[Any]:
+        frame = sys._getframe(1)  # noqa: SLF001 - who asks decides the answer
+        count = unpacked_count(frame)
+        known = self.known
+        if isinstance(known, (tuple, list)) and self.taint is not Taint.DATA:
+            if count != len(known):
+                self.tracer.decide(self, "a loop over a traced value")
+            return iter([self[i] for i in range(len(known))])
+        if count is not None and not isinstance(known, Tensor):
+            from fxpasses.capture.guards import check_unpack
+
+            self.tracer.record("call_function", check_unpack, (self, count), {})
+            return iter([self[i] for i in range(count)])
+        if isinstance(known, Tensor) and known.dim():
+            int(self.shape[0])
+            return iter(self.tracer.record("call_method", "unbind", (self, 0), {}))
+        self._refuse("a loop over a traced value")
+
+    # -- text: a message, not a decision
+
+    def _text(self) -> str:
+        is_plain = not isinstance(self.known, Tensor) and self.known is not UNKNOWN
+        if is_plain and self.taint is Taint.FIXED:
+            return str(self.known)
+        return f"{{{self._name()}}}"
+
+    def _name(self) -> str:
+        return "value"
+
+    def __str__(self) -> str:
+        return self._text()
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def __format__(self, spec: str) -> str:
+        return self._text()
+
+    # -- attributes and methods
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            # numpy's and other protocols: a proxy speaks none of them.
+            raise AttributeError(name)
+        known = self.known
+        if isinstance(known, Tensor):
+            return self._tensor_attribute(known, name)
+        if known is UNKNOWN:
+            if self.is_tensor and name in UNDECIDED_ATTRIBUTES:
+                raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
+            return Attribute(self, name)
+        if not hasattr(known, name):
+            raise AttributeError(name)
+        answer = Attribute(self, name)
+        is_text = type(answer.known) is str or answer.known is None
+        return answer.known if is_text and self.taint is Taint.FIXED else answer
+
+    def _tensor_attribute(self, known: Tensor, name: str) -> Any:
+        if name == "shape":
+            return self.tracer.call_tensor_method(self, "size", (), {})
+        if name == "ndim":
+            return self.tracer.call_tensor_method(self, "dim", (), {})
+        if name in UNDECIDED_ATTRIBUTES:
+            raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
+        if name in FIXED_ATTRIBUTES:
+            return getattr(known, name)
+        if not hasattr(known, name):
+            raise AttributeError(name)
+        return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SLOTS:
+            raise self.tracer.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"sets .{name} of a tensor")
+        object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.record("call_method", "__call__", (self, *args), kwargs)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.record("call_function", operator.setitem, (self, key, value), {})
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.tracer.record("call_function", operator.getitem, (self, key), {})
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,  # noqa: ARG003 - torch's signature
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = find_value((args, kwargs))
+        if found is None or found.tracer.evaluating:
+            raise Refusal(OpaqueKind.PYTHON_STATE, "a traced value among real ones")
+        return found.tracer.torch_function(func, args, kwargs)
+
+
+class Made(Value):
+    """A value whose node exists."""
+
+    __slots__ = ("_node",)
+
+    def __init__(
+        self, node: Node, tracer: Recorder, known: Any, taint: Taint, *, loose: bool = False
+    ) -> None:
+        super().__init__(tracer, known, taint, loose=loose)
+        self._node = node
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    def _name(self) -> str:
+        return self._node.name
+
+
+class Lazy(Value):
+    """A value whose node is made when it is first used, and again if that one was taken back."""
+
+    __slots__ = ("_made", "key", "root")
+
+    def __init__(
+        self,
+        root: Value,
+        key: Any,
+        known: Any,
+        taint: Taint,
+        *,
+        loose: bool = False,
+    ) -> None:
+        super().__init__(root.tracer, known, taint, loose=loose)
+        self.root = root
+        self.key = key
+        self._made: Node | None = None
+
+    @property
+    def node(self) -> Node:
+        made = self._made
+        if made is None or made._erased:  # noqa: SLF001 - no public way to ask
+            made = self._made = self._make()
+            self.tracer.note_value(made, self.known, rank_is_fixed=not self.loose)
+        return made
+
+    def _make(self) -> Node:
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        return f"{self.root._name()}.{self.key}"  # noqa: SLF001 - its own base
+
+
+class Attribute(Lazy):
+    """An attribute of a traced value, or a method until it is called."""
+
+    __slots__ = ()
+
+    def __init__(self, root: Value, name: str) -> None:
+        known: Any = UNKNOWN
+        taint = root.taint
+        if root.known is not UNKNOWN:
+            known = _peek(root, name)
+            is_about_tensor = isinstance(root.known, Tensor) and not isinstance(known, Tensor)
+            if is_about_tensor and name not in SIZE_ATTRIBUTES:
+                taint = Taint.FIXED
+        super().__init__(root, name, known, taint, loose=root.loose)
+
+    def _make(self) -> Node:
+        return self.tracer.make_node("call_function", getattr, (self.root, self.key))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        root, name = self.root, self.key
+        if name in REFUSED_METHODS:
+            raise self.tracer.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"calls .{name}()")
+        if isinstance(root.known, Tensor) or root.is_tensor:
+            if name in FIXED_METHODS and root.known is not UNKNOWN and not (args or kwargs):
+                return getattr(root.known, name)()
+            return self.tracer.call_tensor_method(root, name, args, kwargs)
+        return self.tracer.record("call_method", name, (root, *args), kwargs)
+
+
+class Item(Lazy):
+    """An element of a container that a node returns."""
+
+    __slots__ = ()
+
+    def _make(self) -> Node:
+        return self.tracer.make_node("call_function", operator.getitem, (self.root, self.key))
+
+
+class Field(Lazy):
+    """A field of an object that a node returns."""
+
+    __slots__ = ()
+
+    def _make(self) -> Node:
+        return self.tracer.make_node("call_function", getattr, (self.root, self.key))
+
+
+class Size(Lazy):
+    """One size of a tensor."""
+
+    __slots__ = ()
+
+    def __init__(self, root: Value, axis: int) -> None:
+        taint = max(root.taint, Taint.SIZE)
+        super().__init__(root, axis, root.known.shape[axis], taint)
+
+    def _make(self) -> Node:
+        return self.tracer.make_node("call_method", "size", (self.root, self.key))
+
+
+class Shape(tuple[Any, ...]):
+    """The sizes of a tensor, as a tuple of numbers that know where they come from."""
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        total: Any = 1
+        for size in self:
+            total = size * total
+        return total
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        found = super().__getitem__(key)
+        return Shape(found) if isinstance(key, slice) else found
+
+    def __add__(self, other: tuple[Any, ...]) -> "Shape":
+        return Shape(super().__add__(other))
+
+
+_SLOTS: Final = frozenset((*Value.__slots__, *Made.__slots__, *Lazy.__slots__))
+VALUE_TYPES: Final = frozenset((Made, Attribute, Item, Field, Size))
+
+
+def _peek(root: Value, name: str) -> Any:
+    """The attribute of the example's value, where it is no method."""
+    tracer = root.tracer
+    tracer.evaluating += 1
+    try:
+        found = getattr(root.known, name)
+    except Exception:  # noqa: BLE001 - a property of the model's class may raise anything
+        return UNKNOWN
+    finally:
+        tracer.evaluating -= 1
+    return UNKNOWN if callable(found) else found
+
+
+def _is_called_by_the_model() -> bool:
+    frame = sys._getframe(2)  # noqa: SLF001 - who asks decides the answer
+    return is_model_file(frame.f_code.co_filename)
+
+
+_UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]
+
+
+def unpacked_count(frame: FrameType) -> int | None:
+    """How many names `frame` unpacks into right now, None if it does something else."""
+    code, position = frame.f_code.co_code, frame.f_lasti
+    return code[position + 1] if code[position] == _UNPACK else None
+
+
+def count_unpacked_next() -> int | None:
+    """Into how many names the model's code unpacks what is being computed right now."""
+    frame = model_frame()
+    if frame is None:
+        return None
+    code = frame.f_code.co_code
+    position = frame.f_lasti + 2
+    while position < len(code) and code[position] == 0:  # inline caches of the call
+        position += 2
+    return code[position + 1] if position < len(code) and code[position] == _UNPACK else None
+
+
+def find_value(container: Any) -> Value | None:
+    """The first traced value in nested tuples, lists, dicts and slices."""
+    stack = [container]
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind in VALUE_TYPES:
+            return item
+        if issubclass(kind, (tuple, list)):
+            stack.extend(item)
+        elif issubclass(kind, dict):
+            stack.extend(item.values())
+        elif kind is slice:
+            stack += (item.start, item.stop, item.step)
+    return None
+
+
+# -- operators
+
+
+def _operator(target: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(*args: Any) -> Any:
+        return args[0].tracer.record("call_function", target, args, {})
+
+    return apply
+
+
+def _reflected(target: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Value, left: Any) -> Any:
+        return self.tracer.record("call_function", target, (left, self), {})
+
+    return apply
+
+
+def _assigning(target: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Value, right: Any) -> Any:
+        return self.tracer.in_place(target, self, right)
+
+    return apply
+
+
+def _define_operators() -> None:
+    for name in magic_methods:
+        if hasattr(operator, name) and name != "getitem":
+            setattr(Value, f"__{name.strip('_')}__", _operator(getattr(operator, name)))
+    for name in reflectable_magic_methods:
+        if hasattr(operator, name) and name != "getitem":
+            setattr(Value, f"__r{name.strip('_')}__", _reflected(getattr(operator, name)))
+    for name in inplace_methods:
+        if name != "setitem":
+            setattr(Value, f"__{name}__", _assigning(getattr(operator, name)))
+    import math
+
+    unary: dict[str, Callable[..., Any]] = {
+        "abs": operator.abs,
+        "round": round,
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "trunc": math.trunc,
+    }
+    for name, function in unary.items():
+        setattr(Value, f"__{name}__", _operator(function))
+
+
+_define_operators()

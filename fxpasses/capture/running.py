@@ -1,0 +1,142 @@
+"""Runs an opaque module's own code on the example, and notes what it calls."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fxpasses.capture.journal import ModuleState
+from fxpasses.capture.memory import Memory
+from fxpasses.capture.paths import Paths, is_compiled, is_leaf, walk
+from fxpasses.capture.refusal import Refusal
+from fxpasses.capture.request import Call, OpaqueKind
+from fxpasses.capture.structures import map_leaves
+
+
+class Host(Protocol):
+    """What running needs of the tracer."""
+
+    calls: dict[str, Call]
+    memory: Memory
+    paths: Paths
+    region: tuple[Any, ...]
+
+    def replace_known(self, old: Tensor, new: Tensor) -> None: ...
+
+
+def run_module(
+    host: Host, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, set[str]]:
+    """Run `module` on real values, under the grad mode of the trace's caller.
+
+    Returns its result, detached, and the paths of the modules whose Python state it changed.
+    A module that writes a parameter is run again with parameters of its own.
+    """
+    point = host.memory.checkpoint()
+    states = _states_below(module, path)
+    try:
+        out = _run_noting(host, module, path, args, kwargs)
+    except Refusal as refusal:
+        if refusal.kind is not OpaqueKind.WRITES_PARAMETER:
+            raise
+        host.memory.undo(point)
+        _restore(states)
+        _own_parameters(host, module)
+        point = host.memory.checkpoint()
+        out = _run_noting(host, module, path, args, kwargs)
+    host.memory.keep(point)
+    changed = {where for where, state in states.items() if state.changed()}
+    if changed:
+        host.memory.also_undo(lambda: _restore(states))
+    return map_leaves(out, _detached), changed
+
+
+def _restore(states: Mapping[str, ModuleState]) -> None:
+    for state in states.values():
+        state.restore()
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+
+
+def _states_below(module: nn.Module, path: str) -> dict[str, ModuleState]:
+    return {
+        _joined(path, below): ModuleState(child)
+        for below, child in walk(module)
+        if not isinstance(child, torch.jit.ScriptModule)
+    }
+
+
+def _joined(path: str, below: str) -> str:
+    return f"{path}.{below}" if path and below else path or below
+
+
+def _run_noting(
+    host: Host, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run `module` with hooks below it that note the first call of each."""
+    handles: list[Any] = []
+    for below, child in _open_modules(module):
+        if below and not is_leaf(child):
+            hook = _note(host.calls, _joined(path, below))
+            handles.append(child.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+    torch._C._set_grad_enabled(host.region[0])  # noqa: SLF001 - the mode of the caller
+    try:
+        return _eager(module, path)(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _open_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules that may be given hooks: none that is compiled, nor what lies in one."""
+    found: list[tuple[str, nn.Module]] = []
+    closed: list[str] = []
+    for path, child in walk(module):
+        if any(path.startswith(prefix) for prefix in closed):
+            continue
+        if is_compiled(child):
+            closed.append(f"{path}." if path else "")
+        else:
+            found.append((path, child))
+    return found
+
+
+def _eager(module: nn.Module, path: str) -> Callable[..., Any]:
+    """What to call: the module, its plain form if it is compiled, the root without its hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    if type(module).__name__ == "OptimizedModule":
+        return module._orig_mod  # noqa: SLF001 - the module that torch.compile was given
+    return module if path else module.forward
+
+
+def _note(calls: dict[str, Call], path: str) -> Callable[..., None]:
+    def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if path not in calls:
+            calls[path] = (map_leaves(args, _kept), map_leaves(kwargs, _kept))
+
+    return note
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _own_parameters(host: Host, module: nn.Module) -> None:
+    """Replace the parameters below `module`, everywhere in the root, by copies to be written."""
+    mine = {
+        id(p): p for _, child in walk(module) for p in child._parameters.values() if p is not None
+    }  # noqa: E501, SLF001 - torch's own registry
+    new = {key: nn.Parameter(parameter.detach().clone()) for key, parameter in mine.items()}
+    for key, parameter in mine.items():
+        new[key].requires_grad_(parameter.requires_grad)
+        host.memory.lend(new[key])
+        host.replace_known(parameter, new[key])
+    for owner in list(host.paths.modules()):
+        for name, parameter in owner._parameters.items():  # noqa: SLF001
+            if id(parameter) in new:
+                owner._parameters[name] = new[id(parameter)]  # noqa: SLF001
+                host.paths.add_tensor(new[id(parameter)], owner, name)

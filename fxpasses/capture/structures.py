@@ -1,0 +1,217 @@
+"""Containers of values: those that a model is given, returns, and passes on."""
+
+import collections
+import copy
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from fxpasses.capture.proxies import VALUE_TYPES, Field, Item, Value
+from fxpasses.capture.values import Taint
+
+PLAIN: Final = frozenset(
+    (
+        int,
+        float,
+        bool,
+        str,
+        bytes,
+        complex,
+        type(None),
+        type(...),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    )
+)
+_HARMLESS: Final = (
+    Tensor,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    Enum,
+    nn.Module,
+    torch.Size,
+    range,
+    slice,
+)
+
+
+def is_record(value: object) -> bool:
+    """Whether `value` is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def children_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Keys and elements of a container, none where `value` is no container."""
+    kind = type(value)
+    if kind in PLAIN or kind in VALUE_TYPES:
+        return
+    if issubclass(kind, dict):
+        yield from value.items()
+    elif issubclass(kind, (tuple, list)) and not issubclass(kind, torch.Size):
+        yield from enumerate(value)
+    elif is_record(value):
+        for field in dataclasses.fields(value):
+            yield field.name, getattr(value, field.name)
+
+
+def rebuilt(value: Any, items: Mapping[Any, Any]) -> Any:
+    """A container as `value` with other elements, under the same keys."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        return _rebuilt_mapping(value, items)
+    if issubclass(kind, tuple):
+        return kind(*items.values()) if is_named_tuple(kind) else kind(list(items.values()))
+    if issubclass(kind, list):
+        return kind(items.values())
+    return with_fields(value, items)
+
+
+def _rebuilt_mapping(value: Any, items: Mapping[Any, Any]) -> Any:
+    if is_record(value):  # the outputs of transformers: dataclasses that are dicts
+        return type(value)(**items)
+    if isinstance(value, collections.defaultdict):
+        return type(value)(value.default_factory, items)
+    return type(value)(items)
+
+
+def with_fields(value: Any, items: Mapping[Any, Any]) -> Any:
+    """A copy of a dataclass instance with other fields, made without running its `__init__`."""
+    new = copy.copy(value)
+    for name, item in items.items():
+        object.__setattr__(new, name, item)
+    return new
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with each leaf changed; containers without a changed leaf stay the same object."""
+    children = dict(children_of(value))
+    if not children:
+        return change(value)
+    items = {key: map_leaves(item, change) for key, item in children.items()}
+    if all(items[key] is item for key, item in children.items()):
+        return value
+    return rebuilt(value, items)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The leaves of nested containers."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        children = [child for _, child in children_of(item)]
+        if children:
+            stack.extend(children)
+        else:
+            yield item
+
+
+def has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in leaves(value))
+
+
+def stateful(value: Any) -> str | None:
+    """The class name of the first object whose state a graph cannot keep: caches, image lists."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind in PLAIN or kind in VALUE_TYPES or issubclass(kind, _HARMLESS):
+            continue
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if kind in (set, frozenset):
+            stack.extend(item)
+        elif issubclass(kind, (tuple, list)) or _is_plain_mapping(item) or is_record(item):
+            stack.extend(child for _, child in children_of(item))
+        else:
+            return kind.__name__
+    return None
+
+
+def _is_plain_mapping(value: Any) -> bool:
+    known = (dict, collections.OrderedDict, collections.defaultdict)
+    return isinstance(value, dict) and (type(value) in known or is_record(value))
+
+
+def element(
+    root: Value, key: Any, known: Any, taint: Taint, *, loose: bool, container: Any
+) -> Value:
+    """A lazy value for one element of a container that `root` stands for."""
+    is_field = is_record(container) and not isinstance(container, dict)
+    return (Field if is_field else Item)(root, key, known, taint, loose=loose)
+
+
+class Containers:
+    """The lists, dicts and sets inside a value, with what they hold, to see and undo changes."""
+
+    def __init__(self, value: Any) -> None:
+        self._held: list[tuple[Any, Any]] = []
+        stack = [value]
+        seen: set[int] = set()
+        while stack:
+            item = stack.pop()
+            kind = type(item)
+            if kind in PLAIN or kind in VALUE_TYPES or id(item) in seen:
+                continue
+            seen.add(id(item))
+            if issubclass(kind, (dict, list, set, collections.deque)):
+                self._held.append((item, snapshot(item)))
+            stack.extend(child for _, child in children_of(item))
+
+    def changed(self) -> bool:
+        return any(not same_content(container, held) for container, held in self._held)
+
+    def restore(self) -> None:
+        for container, held in self._held:
+            if not same_content(container, held):
+                refill(container, held)
+
+
+def snapshot(container: Any) -> Any:
+    """A shallow copy of what a mutable container holds."""
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def same_content(container: Any, held: Any) -> bool:
+    """Whether `container` holds the same objects under the same keys, in the same order."""
+    if len(container) != len(held):
+        return False
+    if isinstance(container, dict):
+        pairs = zip(container.items(), held.items(), strict=True)
+        return all(_same(k, other) and v is w for (k, v), (other, w) in pairs)
+    return all(a is b for a, b in zip(container, held, strict=True))
+
+
+def _same(key: object, other: object) -> bool:
+    return key is other or (type(key) in PLAIN and key == other)
+
+
+def refill(container: Any, held: Any) -> None:
+    """Put back what `snapshot` saw."""
+    if isinstance(container, dict):
+        dict.clear(container)
+        dict.update(container, held)
+    elif isinstance(container, set):
+        container.clear()
+        container.update(held)
+    elif isinstance(container, collections.deque):
+        container.clear()
+        container.extend(held)
+    else:
+        container[:] = held

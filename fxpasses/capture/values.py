@@ -1,0 +1,115 @@
+"""What is known of a traced value, and how far Python may decide on it."""
+
+import operator
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxpasses.core.values import Known, TensorInfo
+
+
+class Taint(IntEnum):
+    """What a value depends on, beyond what the call pattern fixes.
+
+    Of a tensor: what its sizes depend on. Taints add up: the higher one holds.
+    """
+
+    FIXED = 0  # nothing: weights, constants
+    SIZE = 1  # sizes of the inputs
+    DATA = 2  # values of the inputs: never decided on
+
+
+class Unknown:
+    """The value of what was not computed: there is no example, or it cannot tell."""
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+UNKNOWN: Final = Unknown()
+
+# Answers about a tensor, by attribute or method, by what they depend on.
+FIXED_ATTRIBUTES = frozenset(
+    "dtype layout is_cuda is_cpu is_mps is_xpu is_meta is_nested is_sparse is_sparse_csr "
+    "is_quantized is_mkldnn is_vulkan is_ipu is_maia is_mtia itemsize names".split()
+)
+UNDECIDED_ATTRIBUTES = frozenset(
+    "requires_grad grad_fn is_leaf grad retains_grad output_nr _version _base".split()
+)
+SIZE_ATTRIBUTES = frozenset(("nbytes",))
+FIXED_METHODS = frozenset(
+    "is_floating_point is_complex element_size is_signed is_inference get_device "
+    "is_conj is_neg has_names".split()
+)
+SIZE_METHODS = frozenset(
+    "size dim ndimension numel nelement stride is_contiguous storage_offset __len__".split()
+)
+# They hand out memory or Python state that a graph does not follow.
+REFUSED_METHODS = frozenset(
+    "numpy untyped_storage storage data_ptr __array__ __dlpack__ share_memory_ "
+    "register_hook register_post_accumulate_grad_hook retain_grad".split()
+)
+# After them a size that was read before but is used later would be another.
+RESHAPES_IN_PLACE = frozenset(
+    "unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ "
+    "sparse_resize_ sparse_resize_and_clear_ apply_ map_ map2_".split()
+)
+LOOSE_RANK = frozenset(("squeeze",))
+EXPLICIT_RANK = frozenset("view reshape permute".split())
+# How many values they return depends on sizes.
+LOOSE_LENGTH = frozenset(
+    "chunk split split_with_sizes tensor_split unbind unsafe_chunk unsafe_split hsplit vsplit "
+    "dsplit".split()
+)
+_ARITHMETIC = frozenset(
+    getattr(operator, name)
+    for name in (
+        "add sub mul truediv floordiv mod pow neg pos abs invert and_ or_ xor matmul lshift rshift"
+    ).split()
+)
+_NOT_A_TENSOR = SIZE_METHODS | FIXED_METHODS | {"item", "tolist", "numpy", "equal", "is_same_size"}
+
+
+def name_of(target: object) -> str:
+    """The bare name of a node's target: `squeeze` for the function and for the method."""
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def describe(value: object, *, rank_is_fixed: bool) -> Known:
+    """What is kept of `value` in a node's meta: infos for tensors, containers, None for the rest."""
+    if isinstance(value, Tensor):
+        return TensorInfo.of(value, rank_is_fixed=rank_is_fixed)
+    if isinstance(value, tuple):
+        return tuple(describe(item, rank_is_fixed=rank_is_fixed) for item in value)
+    if isinstance(value, list):
+        return [describe(item, rank_is_fixed=rank_is_fixed) for item in value]
+    if isinstance(value, dict):
+        return {k: describe(item, rank_is_fixed=rank_is_fixed) for k, item in value.items()}
+    return None
+
+
+def is_surely_tensor(op: str, target: object, operands: tuple[bool, ...]) -> bool:
+    """Whether a node's result is a tensor, judged without an example.
+
+    `operands` tells of each operand that is a traced value whether it surely is a tensor.
+    """
+    if op == "call_method":
+        return operands[:1] == (True,) and target not in _NOT_A_TENSOR
+    if op == "call_function":
+        return target in _ARITHMETIC and any(operands)
+    return op == "get_attr"
+
+
+def is_leaf_tensor_module(module: torch.nn.Module) -> bool:
+    """Whether a torch layer returns one tensor."""
+    several = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention)
+    return not isinstance(module, several) and not getattr(module, "return_indices", False)
+
+
+def mark_known(node: Node, value: object, *, rank_is_fixed: bool) -> None:
+    known = describe(value, rank_is_fixed=rank_is_fixed)
+    if known is not None:
+        node.meta["value"] = known

@@ -1,0 +1,316 @@
+"""What Python and torch keep outside the model's tensors: seen when a forward changes it."""
+
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from fxpasses.capture.journal import Held, hold, same_attributes
+from fxpasses.capture.structures import refill, same_content
+
+REGION_NAMES: Final = (
+    "grad mode",
+    "inference mode",
+    "autocast",
+    "autocast",
+    "the autocast dtype",
+    "saved-tensor hooks (checkpoint)",
+    "the default dtype",
+    "dispatch modes",
+) + ("a backend flag",) * 10
+
+
+def torch_state() -> tuple[Any, ...]:
+    """Everything that a with-block may set for the operations inside it. About 2 us."""
+    c = torch._C  # noqa: SLF001 - the public getters cost ten times as much
+    return (
+        c.is_grad_enabled(),
+        c.is_inference_mode_enabled(),
+        c.is_autocast_enabled("cpu"),
+        c.is_autocast_enabled("cuda"),
+        c.get_autocast_dtype("cpu"),
+        c._autograd._top_saved_tensors_default_hooks(True) is not None,  # noqa: SLF001
+        c.get_default_dtype(),
+        c._len_torch_dispatch_stack(),  # noqa: SLF001
+        c._get_mkldnn_enabled(),  # noqa: SLF001
+        c._get_cudnn_enabled(),  # noqa: SLF001
+        c._get_cudnn_deterministic(),  # noqa: SLF001
+        c._get_cudnn_benchmark(),  # noqa: SLF001
+        c._get_math_sdp_enabled(),  # noqa: SLF001
+        c._get_flash_sdp_enabled(),  # noqa: SLF001
+        c._get_mem_efficient_sdp_enabled(),  # noqa: SLF001
+        c._get_float32_matmul_precision(),  # noqa: SLF001
+        c._get_deterministic_algorithms(),  # noqa: SLF001
+        c._get_cudnn_sdp_enabled(),  # noqa: SLF001
+    )
+
+
+def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
+    """The name of the first part of torch's state that differs."""
+    pairs = zip(REGION_NAMES, now, before, strict=True)
+    return next(name for name, a, b in pairs if a != b)
+
+
+class RandomStates:
+    """The states of Python's and NumPy's global generators at one moment."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = _numpy_state()
+
+    def changed(self) -> bool:
+        return random.getstate() != self._python or _digest(_numpy_state()) != _digest(self._numpy)
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and self._numpy is not None:
+            numpy.random.set_state(self._numpy)
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random.get_state()
+
+
+def _digest(state: Any) -> Any:
+    return None if state is None else (state[1].tobytes(), *state[2:])
+
+
+# -- globals, classes, closures
+
+_FOREIGN: Final = frozenset(("torch", "numpy", "builtins", "fxpasses"))
+_CLASS_KEYS: Final = frozenset(
+    ("__doc__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__module__")
+)
+_CODE: Final = (types.FunctionType, property, classmethod, staticmethod)
+
+
+def is_foreign(module_name: str | None) -> bool:
+    return (module_name or "builtins").split(".")[0] in _FOREIGN
+
+
+class Place:
+    """A namespace that a forward may write: a file's globals, a class, a closure."""
+
+    def __init__(
+        self,
+        label: str,
+        read: Callable[[], dict[str, Any]],
+        write: Callable[[str, Any], None],
+        remove: Callable[[str], None],
+    ) -> None:
+        self.label = label
+        self._read = read
+        self._write = write
+        self._remove = remove
+        self.take()
+
+    def take(self) -> None:
+        """Remember what is there now."""
+        self._items = self._read()
+        self._held: dict[str, Held] = {}
+        for name, value in self._items.items():
+            held: Held = []
+            if not isinstance(value, _CODE):
+                hold(value, held, 2)
+            if held:
+                self._held[name] = held
+
+    def changed(self) -> list[str]:
+        """The names whose value, or what it holds, has changed."""
+        now, before = self._read(), self._items
+        names: list[str] = []
+        if now.keys() != before.keys() or not all(map(_is, now.values(), before.values())):
+            names = [name for name in {**before, **now} if _differs(now, before, name)]
+        inside = [
+            name
+            for name, held in self._held.items()
+            if not all(same_content(container, old) for container, old in held)
+        ]
+        return [*names, *inside]
+
+    def restore(self) -> None:
+        """Put back what was there."""
+        now = self._read()
+        for name in now.keys() - self._items.keys():
+            self._remove(name)
+        for name, value in self._items.items():
+            if name not in now or now[name] is not value:
+                self._write(name, value)
+        for held in self._held.values():
+            for container, old in held:
+                if not same_content(container, old):
+                    refill(container, old)
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _differs(now: dict[str, Any], before: dict[str, Any], name: str) -> bool:
+    both = name in now and name in before
+    return not (both and same_attributes({name: now[name]}, {name: before[name]}))
+
+
+class World:
+    """The globals, classes and closures of the model's code."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.files: dict[int, dict[str, Any]] = {}
+        self._classes: dict[type, None] = {}
+        self._functions: dict[int, types.FunctionType] = {}
+        for module in root.modules():
+            self._visit(type(module))
+            for hooks in ("_forward_hooks", "_forward_pre_hooks"):
+                for hook in module.__dict__.get(hooks, {}).values():
+                    self._visit_function(hook)
+        self._visit_helpers()
+        self.places = list(self._make_places())
+
+    def changed(self) -> list[str]:
+        """Labels of what has changed since the last look."""
+        return [f"{place.label}{name}" for place in self.places for name in place.changed()]
+
+    def take(self) -> None:
+        for place in self.places:
+            place.take()
+
+    def restore(self) -> None:
+        for place in self.places:
+            if place.changed():
+                place.restore()
+
+    def _visit(self, kind: type) -> None:
+        if kind in self._classes or is_foreign(kind.__module__):
+            return
+        self._classes[kind] = None
+        for base in kind.__mro__[1:]:
+            self._visit(base)
+        for value in list(kind.__dict__.values()):
+            self._visit_function(value)
+
+    def _visit_function(self, value: Any) -> None:
+        function = getattr(value, "__func__", value)
+        while isinstance(function, types.FunctionType) and id(function) not in self._functions:
+            if not is_foreign(function.__module__):
+                self.files.setdefault(id(function.__globals__), function.__globals__)
+                self._functions[id(function)] = function
+            function = getattr(function, "__wrapped__", None)
+
+    def _visit_helpers(self) -> None:
+        """Functions of the model's files, and of the files that those come from."""
+        for names in list(self.files.values()):
+            for value in list(names.values()):
+                if isinstance(value, types.FunctionType):
+                    self._visit_function(value)
+
+    def _make_places(self) -> Iterator[Place]:
+        for names in self.files.values():
+            label = f"global {names.get('__name__', '?')}."
+            yield Place(label, _reader(names), names.__setitem__, names.__delitem__)
+        for kind in self._classes:
+            yield _class_place(kind)
+        for function in self._functions.values():
+            if function.__closure__ or function.__dict__:
+                yield _closure_place(function)
+
+
+def _reader(names: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+    def read() -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in list(names.items())
+            if not isinstance(value, (type, types.ModuleType)) and not name.startswith("__")
+        }
+
+    return read
+
+
+def _class_place(kind: type) -> Place:
+    def read() -> dict[str, Any]:
+        return {k: v for k, v in kind.__dict__.items() if k not in _CLASS_KEYS}
+
+    def write(name: str, value: Any) -> None:
+        setattr(kind, name, value)
+
+    def remove(name: str) -> None:
+        delattr(kind, name)
+
+    return Place(f"class {kind.__name__}.", read, write, remove)
+
+
+def _closure_place(function: types.FunctionType) -> Place:
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def read() -> dict[str, Any]:
+        filled = {name: _content(cell) for name, cell in cells.items()}
+        return {**{k: v for k, v in filled.items() if v is not _EMPTY}, **function.__dict__}
+
+    def write(name: str, value: Any) -> None:
+        if name in cells:
+            cells[name].cell_contents = value
+        else:
+            function.__dict__[name] = value
+
+    def remove(name: str) -> None:
+        if name in cells:
+            del cells[name].cell_contents
+        else:
+            del function.__dict__[name]
+
+    return Place(f"closure of {function.__qualname__}, ", read, write, remove)
+
+
+_EMPTY: Final = object()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+# -- who reads a name
+
+
+class Readers:
+    """Finds classes whose code mentions one of some names, directly or through helpers."""
+
+    def __init__(self, world: World, labels: Iterable[str]) -> None:
+        self._names = {label.rsplit(".", 1)[-1].rsplit(", ", 1)[-1] for label in labels}
+        helpers = [
+            (name, value.__code__)
+            for names in world.files.values()
+            for name, value in names.items()
+            if isinstance(value, types.FunctionType)
+        ]
+        before = -1
+        while before != len(self._names):
+            before = len(self._names)
+            self._names |= {name for name, code in helpers if self._mentions(code)}
+
+    def is_reader(self, module: nn.Module) -> bool:
+        kinds = [kind for kind in type(module).__mro__ if not is_foreign(kind.__module__)]
+        codes = [code for kind in kinds for code in _codes_of(kind)]
+        return any(map(self._mentions, codes))
+
+    def _mentions(self, code: types.CodeType) -> bool:
+        if not self._names.isdisjoint((*code.co_names, *code.co_freevars)):
+            return True
+        nested = (c for c in code.co_consts if isinstance(c, types.CodeType))
+        return any(map(self._mentions, nested))
+
+
+def _codes_of(kind: type) -> Iterator[types.CodeType]:
+    for value in kind.__dict__.values():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        while isinstance(function, types.FunctionType):
+            if function.__name__ != "__init__":
+                yield function.__code__
+            function = getattr(function, "__wrapped__", None)
