@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from fxpasses.core import Numerics, Program
-from fxpasses.core.record import Question, VerificationRecord
+from fxpasses.core.record import VerificationRecord
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
 from fxpasses.verify.runs import Run

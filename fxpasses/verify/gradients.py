@@ -7,7 +7,7 @@ than rounding does.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -216,11 +216,10 @@ def _check_own_step(
         }
         if loss is None or not held:
             return
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            loss, list(held.values()), allow_unused=True
-        )
+        found = torch.autograd.grad(loss, list(held.values()), allow_unused=True)
     message = ""
-    for key, gradient in zip(held, found, strict=True):
+    optional = cast("Sequence[Tensor | None]", found)
+    for key, gradient in zip(held, optional, strict=True):
         expected = truth.parameters.get(key)
         if key in truth.parameters and (gradient is None) != (expected is None):
             message = "a parameter has a gradient on one side only"

@@ -9,7 +9,7 @@ from torch.fx import GraphModule  # noqa: TC002  read where annotations are
 from fxpasses.capture.entry import Forward
 from fxpasses.capture.result import CapturedModule
 from fxpasses.core import Program
-from fxpasses.core.record import Question, VerificationRecord
+from fxpasses.core.record import VerificationRecord
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
 from fxpasses.verify.stages import Question, Verification
