@@ -1,11 +1,8 @@
-"""Copies of example arguments that a model may write, and of torch's random state."""
+"""How a model is called, and copies of the arguments that it may write."""
 
 import copy
-import random
-import sys
 from collections import Counter
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -68,22 +65,3 @@ def _rebuilt(value: Any, copies: Mapping[int, Any]) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_rebuilt(item, copies) for item in value)
     return value
-
-
-@contextmanager
-def same_random_state() -> Generator[None]:
-    """Put back the random states of torch, Python and NumPy at the end, whatever happens."""
-    cuda = torch.cuda.is_initialized()
-    numpy: Any = sys.modules.get("numpy.random")
-    before = random.getstate(), torch.get_rng_state()
-    on_cuda = torch.cuda.get_rng_state_all() if cuda else []
-    in_numpy = None if numpy is None else numpy.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        if cuda:
-            torch.cuda.set_rng_state_all(on_cuda)
-        if numpy is not None:
-            numpy.set_state(in_numpy)

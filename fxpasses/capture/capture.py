@@ -4,18 +4,16 @@ The root is traced first; what tracing cannot represent stays a call of a module
 own code, and the children of that module are traced in turn.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from fxpasses.capture.arguments import Arguments, same_random_state
+from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
 from fxpasses.capture.entry import Entry, Forward
 from fxpasses.capture.inside import attributes_of, modules_of
@@ -33,6 +31,7 @@ from fxpasses.capture.tracer import (
 )
 from fxpasses.capture.twin import OwnTensors, all_modules, is_sealed, twin
 from fxpasses.core import Program
+from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import CaptureError
 
 LeafFunctions = Sequence[Callable[..., Any] | str]
@@ -43,17 +42,11 @@ Sizes = str
 class Reference:
     """What the model itself made of the example.
 
-    The run goes along with the trace, without gradients; what it leaves behind besides its
-    outputs is known only where the root runs its own code, and None otherwise.
+    The run goes along with the trace, on copies and without gradients. What it leaves behind
+    besides its outputs is not kept.
     """
 
     outputs: Any
-    arguments: Arguments | None = None
-    """The arguments after the run."""
-    buffers: Mapping[str, Tensor] | None = None
-    """The buffers after the run."""
-    random_state: Tensor | None = None
-    """The state of torch's generator after the run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +72,7 @@ class Capture:
             if not self.opaque:
                 self._coverage = Coverage(1.0, 1.0)
             elif self.arguments is not None:
-                with same_random_state():
+                with surroundings_kept():
                     self._coverage = measure(self.program.root, self.arguments)
         return self._coverage
 
@@ -114,7 +107,7 @@ def capture(
     clean, _ = twin(model, tensors=OwnTensors(model))
     if training is not None and training != model.training:
         clean.train(training)
-    with nullcontext() if example is None else same_random_state():
+    with surroundings_kept():
         return _Capturing(clean, sizes, tuple(leaf_functions)).run(example)
 
 
@@ -200,7 +193,7 @@ class _Capturing:
         except Untraceable as refusal:
             kind = type(root).__name__
             self._opaque.append(Opaque("", kind, refusal.kind, refusal.reason, refusal.source))
-            program_root, reference = self._own_code(root, example)
+            program_root, reference = self._own_code(root, example, refusal)
         else:
             program_root = self._graph_of(root, made, example)
             reference = None if example is None else Reference(made.outputs)
@@ -222,7 +215,7 @@ class _Capturing:
 
     def _trace(self, module: nn.Module, example: Arguments | None) -> Trace:
         """Trace a twin of `module`, again where globals or state turn out to change."""
-        strict, live = False, frozenset[str]()
+        strict, places, live = False, tuple[str, ...](), frozenset[str]()
         while True:
             scratch, found = twin(module)
             _without_graphs(scratch)
@@ -235,14 +228,15 @@ class _Capturing:
                 self._leaf_functions,
                 live=live,
                 strict=strict,
+                places=places,
             )
             self._traces += 1
             try:
                 made = trace(request)
-            except Outside:
+            except Outside as changed:
                 if strict:
-                    raise
-                strict = True
+                    raise Untraceable(OpaqueKind.PYTHON_STATE, str(changed)) from changed
+                strict, places = True, changed.places
                 continue
             if made.changing <= live:
                 break
@@ -280,12 +274,17 @@ class _Capturing:
     # -- what runs its own code
 
     def _own_code(
-        self, root: nn.Module, example: Arguments | None
+        self, root: nn.Module, example: Arguments | None, refusal: Untraceable
     ) -> tuple[CapturedModule, Reference | None]:
-        reference, calls = (None, None) if example is None else recorded_run(root, example)
+        if refusal.error is not None:
+            error = refusal.error
+            raise CaptureError(
+                f"the model itself raises on the example: {type(error).__name__}: {error}"
+            ) from error
         made = around(root)
-        self._inside(root, "", calls)
-        return made, reference
+        exampled = example is not None
+        self._inside(root, "", refusal.calls if exampled else None)
+        return made, Reference(refusal.outputs) if exampled else None
 
     def _below(self, module: nn.Module, path: str, made: Trace, *, exampled: bool) -> None:
         """Capture the children of what is opaque in the graph of `module`."""
@@ -363,46 +362,3 @@ def _without_graphs(root: nn.Module) -> None:
                 del attributes_of(module)["forward"]
             else:
                 attributes_of(module)["forward"] = forward.before
-
-
-def recorded_run(root: nn.Module, example: Arguments) -> tuple[Reference, dict[str, Call]]:
-    """Run a twin of `root` once and note how each module in it was called first.
-
-    Raises:
-        CaptureError: the model itself raises on the example.
-    """
-    running, _ = twin(root, tensors=OwnTensors(root))
-    calls: dict[str, Call] = {}
-    handles = [
-        module.register_forward_pre_hook(_noting(calls, path), with_kwargs=True, prepend=True)
-        for path, module in _named_modules(running)
-        if path and not is_sealed(module) and not _is_layer(module)
-    ]
-    given = example.copied()
-    try:
-        with torch.no_grad():
-            outputs = running(*given.args, **given.kwargs)
-    except Exception as error:
-        raise CaptureError(
-            f"the model itself raises on the example: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    buffers = dict(running.named_buffers())
-    return Reference(outputs, given, buffers, torch.get_rng_state()), calls
-
-
-def _noting(calls: dict[str, Call], path: str) -> Callable[..., None]:
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if path not in calls:
-            # The tensors themselves: what counts are their kinds, and copies would take memory.
-            held = Arguments(args, kwargs).same_tensors()
-            calls[path] = (held.args, dict(held.kwargs))
-
-    return note
-
-
-def signature_of(model: nn.Module) -> inspect.Signature:
-    """How the forward of a model may be called."""
-    return inspect.signature(attributes_of(model).get("forward", type(model).forward))

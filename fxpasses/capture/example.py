@@ -8,9 +8,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.arguments import Arguments, same_random_state
+from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.inside import attributes_of
 from fxpasses.capture.twin import OwnTensors, all_modules, is_sealed, twin
+from fxpasses.core.surroundings import surroundings_kept
 
 # Smallest first: what a model rejects for its size, it rejects early.
 _SIDES: Final = (32, 64, 96, 128, 160, 192, 224, 240, 256, 299, 320, 336, 384, 448, 512)
@@ -33,7 +34,7 @@ def infer_arguments(model: nn.Module) -> tuple[Arguments, str] | None:
     """
     if not _takes_one_argument(model):
         return None
-    with warnings.catch_warnings(), same_random_state():
+    with warnings.catch_warnings(), surroundings_kept():
         warnings.simplefilter("ignore")
         for count, guess in enumerate(_guesses(model)):
             if count == _TRIES:
