@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  torch has no public name
+)
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpasses.core import Folds, widened
@@ -119,7 +122,9 @@ class Float64:
 
     def _unrounded(self, folded: Tensor, view: Tensor) -> Tensor:
         assert self.folds is not None
-        exact = self.folds.exact(folded)
+        # A formula must not be helped by the modes: casts in it would be raised.
+        with _disable_current_modes():
+            exact = self.folds.exact(folded)
         laid_out = torch.empty_strided(
             folded.shape, folded.stride(), dtype=exact.dtype, device=exact.device
         ).copy_(exact)
