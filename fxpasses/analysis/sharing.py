@@ -46,7 +46,6 @@ _LOOKS_INTO_ITS_INPUT: Final = frozenset(
         Op.CHUNK,
         Op.TENSOR_SPLIT,
         Op.UNBIND,
-        Op.MESHGRID,
         Op.GETITEM,
         Op.POSITIVE,
         Op.TENSOR,
@@ -59,7 +58,7 @@ _LOOKS_INTO_ITS_INPUT: Final = frozenset(
         Op.CHANNEL_SHUFFLE,
     }
 )
-_LOOKS_INTO_ANY_OPERAND: Final = frozenset({Op.EINSUM})
+_LOOKS_INTO_ANY_OPERAND: Final = frozenset({Op.EINSUM, Op.MESHGRID})
 _NO_TENSOR: Final = frozenset({Op.SIZE, Op.RANK, Op.NUMEL, Op.STRIDE, Op.ITEM, Op.ASSERT})
 _TENSOR_ATTRIBUTES: Final = frozenset({"data", "grad", "T", "mT", "H", "mH", "real", "imag"})
 _INPUT_NAMES: Final = ("input", "self", "tensor", "tensors", "operands", "data")
@@ -130,9 +129,15 @@ def _schema_sharing(node: Node) -> Sharing:
     if not schemas:
         return Sharing(tuple(node.all_input_nodes), callee=True)
     # A composite may end in a view that its schema does not tell of, as `type_as` does.
-    if is_composite or any(r.alias_info is not None for s in schemas for r in s.returns):
+    if is_composite or any(_is_view(schema) for schema in schemas):
         return _within(node.all_input_nodes)
     return _FRESH
+
+
+def _is_view(schema: Any) -> bool:
+    """Whether it returns an alias; what it returns because it wrote it is in its effects."""
+    aliases = (returned.alias_info for returned in schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _schemas(node: Node) -> tuple[list[Any], bool]:
