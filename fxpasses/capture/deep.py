@@ -40,7 +40,7 @@ def _in_thread(depth: int, function: Callable[[], T]) -> T:
         try:
             with carry():
                 result.append(context.run(function))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        except BaseException as error:
             errors.append(error)
 
     size = min(_LARGEST_STACK, 16 * 2**20 + depth * _STACK_A_LEVEL)

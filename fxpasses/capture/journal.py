@@ -90,7 +90,7 @@ def _same(value: Any, other: Any) -> bool:
     return type(value) in PLAIN and type(value) is type(other) and value == other
 
 
-def is_same_write(had: bool, old: Any, new: Any) -> bool:  # noqa: FBT001 - reads as a sentence
+def is_same_write(had: bool, old: Any, new: Any) -> bool:
     """Whether writing `new` over `old` changes nothing."""
     return had and _same(new, old)
 

@@ -39,7 +39,7 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,
-        types: Any,  # noqa: ARG002 - torch's signature
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -86,7 +86,7 @@ class DispatchMode(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Any,  # noqa: ARG002 - torch's signature
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -94,10 +94,7 @@ class DispatchMode(TorchDispatchMode):
         rule = _rule_of(func)
         host = self._host
         self._before(func, rule, args, kwargs)
-        if not rule.is_random:
-            out = func(*args, **kwargs)
-        else:
-            out = self._draw(func, args, kwargs)
+        out = func(*args, **kwargs) if not rule.is_random else self._draw(func, args, kwargs)
         if rule.squeezes:
             host.squeezed = True
         if rule.sizes_from_data and not _is_index_by_integers(func, args):

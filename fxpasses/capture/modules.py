@@ -227,7 +227,7 @@ class ModuleTracer(Recorder):
                 raise self.refuse(OpaqueKind.STATEFUL_ARGUMENT, reason)
             out = self._inline(module, path, args, kwargs)
             self.check_exit(module, mark, out)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the module runs its own code
+        except Exception as error:
             opaque = self._opaque_for(module, path, error)
             self.roll_back(mark)
         else:
@@ -384,7 +384,7 @@ class ModuleTracer(Recorder):
     def _check_world(self, module: nn.Module) -> None:
         places = self.world.changed()
         if places:
-            self.world.restore()
+            self.world.restore(first=False)
             raise Refusal(OpaqueKind.PYTHON_STATE, f"changes {', '.join(places)}")
         if self.random.changed():
             self.random.restore()

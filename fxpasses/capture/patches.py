@@ -22,11 +22,28 @@ from fxpasses.capture.values import UNKNOWN
 CAPTURE_LOCK: Final = threading.RLock()
 
 # Factories whose C parser refuses proxies as separate integers, before any mode sees the call.
-_FACTORIES: Final = (
-    "zeros ones empty full rand randn randint randperm arange linspace eye tensor as_tensor "
-    "tril_indices triu_indices logspace range hann_window normal"
-).split()
-_FROM_MEMORY: Final = "from_numpy frombuffer from_dlpack asarray".split()
+_FACTORIES: Final = [
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "arange",
+    "linspace",
+    "eye",
+    "tensor",
+    "as_tensor",
+    "tril_indices",
+    "triu_indices",
+    "logspace",
+    "range",
+    "hann_window",
+    "normal",
+]
+_FROM_MEMORY: Final = ["from_numpy", "frombuffer", "from_dlpack", "asarray"]
 _SEEDING: Final = ("manual_seed", "seed", "set_rng_state", "fork_rng")
 # Frames whose questions are torch's own, about proxies as such.
 _INTERNAL: Final = (

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Final, NoReturn, Protocol, SupportsIndex
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import inplace_methods, magic_methods, reflectable_magic_methods
@@ -96,6 +95,7 @@ class Value:
         if isinstance(self.known, (tuple, list, dict, str)) and not isinstance(item, Value):
             return item in self.tracer.decide(self, '"in" a traced value')
         self._refuse('"in" a traced value')
+        return None
 
     def __len__(self) -> int:
         if isinstance(self.known, Tensor) and self.known.dim():
@@ -103,6 +103,7 @@ class Value:
         if isinstance(self.known, (tuple, list, dict, str)):
             return len(self.tracer.decide(self, "len() of a traced value"))
         self._refuse("len() of a traced value")
+        return None
 
     def __iter__(self) -> Iterator[Any]:
         frame = sys._getframe(1)  # noqa: SLF001 - who asks decides the answer
@@ -121,6 +122,7 @@ class Value:
             int(self.shape[0])
             return iter(self.tracer.record("call_method", "unbind", (self, 0), {}))
         self._refuse("a loop over a traced value")
+        return None
 
     # -- text: a message, not a decision
 
@@ -192,7 +194,7 @@ class Value:
     def __torch_function__(
         cls,
         func: Any,
-        types: Any,  # noqa: ARG003 - torch's signature
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -345,7 +347,7 @@ def _peek(root: Value, name: str) -> Any:
     tracer.evaluating += 1
     try:
         found = getattr(root.known, name)
-    except Exception:  # noqa: BLE001 - a property of the model's class may raise anything
+    except Exception:
         return UNKNOWN
     finally:
         tracer.evaluating -= 1

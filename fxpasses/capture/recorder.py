@@ -54,21 +54,42 @@ from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR
 
 # Functions of no tensor whose effect or answer is Python's, not the graph's.
 _NATIVE: Final = frozenset(
-    "_set_grad_enabled get_default_dtype get_rng_state _record_function_enter_new "
-    "_record_function_exit __set__ get_device_module set_default_dtype".split()
+    [
+        "_set_grad_enabled",
+        "get_default_dtype",
+        "get_rng_state",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "__set__",
+        "get_device_module",
+        "set_default_dtype",
+    ]
 )
 # Questions about real tensors that Python may decide on for good: weights keep their shapes.
 _ABOUT_CONSTANTS: Final = (
     SIZE_METHODS
     | FIXED_METHODS
-    | frozenset("__repr__ __format__ __str__ __hash__ __dir__ is_same_size is_tensor".split())
+    | frozenset(
+        ["__repr__", "__format__", "__str__", "__hash__", "__dir__", "is_same_size", "is_tensor"]
+    )
 )
 _DECISIONS: Final = frozenset(
-    "__bool__ __int__ __float__ __index__ __complex__ __contains__ __deepcopy__ "
-    "__reduce_ex__ requires_grad_ backward".split()
+    [
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__contains__",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "requires_grad_",
+        "backward",
+    ]
 )
 _COMPARES: Final = frozenset(
-    getattr(operator, name) for name in "add sub mul truediv eq ne lt gt le ge".split()
+    getattr(operator, name)
+    for name in ["add", "sub", "mul", "truediv", "eq", "ne", "lt", "gt", "le", "ge"]
 )
 
 
@@ -466,7 +487,7 @@ class Recorder:
             return self._property(function, name, owner)
         if name.startswith("__") and name.endswith("__"):
             return self._special(name, args, kwargs)
-        if isinstance(owner, Value) or isinstance(owner, Tensor):
+        if isinstance(owner, (Value, Tensor)):
             value = owner if isinstance(owner, Value) else self.lift(owner)
             return self.call_tensor_method(value, name, args[1:], kwargs)
         return self.record("call_method", name, args, kwargs)

@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fxpasses.capture.placeholders import Inputs
 from fxpasses.capture.deep import run_deep
 from fxpasses.capture.modes import DispatchMode, FunctionMode, GeneratorStates
 from fxpasses.capture.modules import ModuleTracer, has_global_hooks
 from fxpasses.capture.patches import CAPTURE_LOCK, Replacements
 from fxpasses.capture.paths import Paths, is_compiled, walk
+from fxpasses.capture.placeholders import Inputs
 from fxpasses.capture.refusal import explain
 from fxpasses.capture.request import (
     Call,
@@ -79,12 +79,13 @@ class _Run:
             with DispatchMode(tracer), FunctionMode(tracer):
                 tracer.prepare()
                 replacements.apply(_resolved(self._request.leaf_functions))
+                self._world.watch()
                 outputs = self._root()
             outside = self._outside()
         finally:
+            self._world.restore(first=True)
             replacements.restore()
             tracer.show_attributes()
-            self._world.restore()
             self._random.restore()
             self._generators.restore()
         if outside:
@@ -113,7 +114,7 @@ class _Run:
             out = root.forward(*args, **kwargs)
             tracer.check_exit(root, inner, out)
             tracer.create_node("output", "output", (tracer.output_argument(out),), {})
-        except Exception as error:  # noqa: BLE001 - whatever it is, the root runs its own code
+        except Exception as error:
             kind, reason, source = explain(error)
             tracer.roll_back(mark)
             failed = Untraceable(kind, reason, source)
@@ -131,7 +132,7 @@ class _Run:
         try:
             failed.outputs, _ = run_module(tracer, request.root, "", *copies)
             failed.calls = dict(tracer.calls)
-        except Exception as error:  # noqa: BLE001 - the model's own error is for the caller
+        except Exception as error:
             failed.error = error
         finally:
             tracer.evaluating -= 1

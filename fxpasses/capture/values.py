@@ -2,7 +2,7 @@
 
 import operator
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -33,42 +33,139 @@ UNKNOWN: Final = Unknown()
 
 # Answers about a tensor, by attribute or method, by what they depend on.
 FIXED_ATTRIBUTES = frozenset(
-    "dtype layout is_cuda is_cpu is_mps is_xpu is_meta is_nested is_sparse is_sparse_csr "
-    "is_quantized is_mkldnn is_vulkan is_ipu is_maia is_mtia itemsize names".split()
+    [
+        "dtype",
+        "layout",
+        "is_cuda",
+        "is_cpu",
+        "is_mps",
+        "is_xpu",
+        "is_meta",
+        "is_nested",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+        "is_mkldnn",
+        "is_vulkan",
+        "is_ipu",
+        "is_maia",
+        "is_mtia",
+        "itemsize",
+        "names",
+    ]
 )
 UNDECIDED_ATTRIBUTES = frozenset(
-    "requires_grad grad_fn is_leaf grad retains_grad output_nr _version _base".split()
+    [
+        "requires_grad",
+        "grad_fn",
+        "is_leaf",
+        "grad",
+        "retains_grad",
+        "output_nr",
+        "_version",
+        "_base",
+    ]
 )
 SIZE_ATTRIBUTES = frozenset(("nbytes",))
 FIXED_METHODS = frozenset(
-    "is_floating_point is_complex element_size is_signed is_inference get_device "
-    "is_conj is_neg has_names".split()
+    [
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "is_signed",
+        "is_inference",
+        "get_device",
+        "is_conj",
+        "is_neg",
+        "has_names",
+    ]
 )
 SIZE_METHODS = frozenset(
-    "size dim ndimension numel nelement stride is_contiguous storage_offset __len__".split()
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "is_contiguous",
+        "storage_offset",
+        "__len__",
+    ]
 )
 # They hand out memory or Python state that a graph does not follow.
 REFUSED_METHODS = frozenset(
-    "numpy untyped_storage storage data_ptr __array__ __dlpack__ share_memory_ "
-    "register_hook register_post_accumulate_grad_hook retain_grad".split()
+    [
+        "numpy",
+        "untyped_storage",
+        "storage",
+        "data_ptr",
+        "__array__",
+        "__dlpack__",
+        "share_memory_",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+    ]
 )
 # After them a size that was read before but is used later would be another.
 RESHAPES_IN_PLACE = frozenset(
-    "unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ "
-    "sparse_resize_ sparse_resize_and_clear_ apply_ map_ map2_".split()
+    [
+        "unsqueeze_",
+        "squeeze_",
+        "t_",
+        "transpose_",
+        "swapaxes_",
+        "swapdims_",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "as_strided_",
+        "sparse_resize_",
+        "sparse_resize_and_clear_",
+        "apply_",
+        "map_",
+        "map2_",
+    ]
 )
 LOOSE_RANK = frozenset(("squeeze",))
-EXPLICIT_RANK = frozenset("view reshape permute".split())
+EXPLICIT_RANK = frozenset(["view", "reshape", "permute"])
 # How many values they return depends on sizes.
 LOOSE_LENGTH = frozenset(
-    "chunk split split_with_sizes tensor_split unbind unsafe_chunk unsafe_split hsplit vsplit "
-    "dsplit".split()
+    [
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "unsafe_chunk",
+        "unsafe_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+    ]
 )
 _ARITHMETIC = frozenset(
     getattr(operator, name)
-    for name in (
-        "add sub mul truediv floordiv mod pow neg pos abs invert and_ or_ xor matmul lshift rshift"
-    ).split()
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "neg",
+        "pos",
+        "abs",
+        "invert",
+        "and_",
+        "or_",
+        "xor",
+        "matmul",
+        "lshift",
+        "rshift",
+    ]
 )
 _NOT_A_TENSOR = SIZE_METHODS | FIXED_METHODS | {"item", "tolist", "numpy", "equal", "is_same_size"}
 

@@ -94,6 +94,33 @@ def is_foreign(module_name: str | None) -> bool:
     return (module_name or "builtins").split(".")[0] in _FOREIGN
 
 
+class _Snapshot:
+    """What a namespace holds at one moment, and what the containers in it hold."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items = items
+        self.held: dict[str, Held] = {}
+        for name, value in items.items():
+            held: Held = []
+            if not isinstance(value, _CODE):
+                hold(value, held, 2)
+            if held:
+                self.held[name] = held
+
+    def differences(self, now: dict[str, Any]) -> list[str]:
+        """The names whose value, or what it holds, is another by now."""
+        before = self.items
+        names: list[str] = []
+        if now.keys() != before.keys() or not all(map(_is, now.values(), before.values())):
+            names = [name for name in {**before, **now} if _differs(now, before, name)]
+        inside = [
+            name
+            for name, held in self.held.items()
+            if not all(same_content(container, old) for container, old in held)
+        ]
+        return [*names, *inside]
+
+
 class Place:
     """A namespace that a forward may write: a file's globals, a class, a closure."""
 
@@ -108,41 +135,29 @@ class Place:
         self._read = read
         self._write = write
         self._remove = remove
-        self.take()
+        self._first = self._last = _Snapshot(read())
 
     def take(self) -> None:
-        """Remember what is there now."""
-        self._items = self._read()
-        self._held: dict[str, Held] = {}
-        for name, value in self._items.items():
-            held: Held = []
-            if not isinstance(value, _CODE):
-                hold(value, held, 2)
-            if held:
-                self._held[name] = held
+        """What is there now counts as unchanged from here on."""
+        if self.changed():
+            self._last = _Snapshot(self._read())
 
     def changed(self) -> list[str]:
-        """The names whose value, or what it holds, has changed."""
-        now, before = self._read(), self._items
-        names: list[str] = []
-        if now.keys() != before.keys() or not all(map(_is, now.values(), before.values())):
-            names = [name for name in {**before, **now} if _differs(now, before, name)]
-        inside = [
-            name
-            for name, held in self._held.items()
-            if not all(same_content(container, old) for container, old in held)
-        ]
-        return [*names, *inside]
+        """The names that have changed since the last `take`."""
+        return self._last.differences(self._read())
 
-    def restore(self) -> None:
-        """Put back what was there."""
+    def restore(self, *, first: bool) -> None:
+        """Put back what was there at the last `take`, or at first."""
+        snapshot = self._first if first else self._last
         now = self._read()
-        for name in now.keys() - self._items.keys():
+        if not snapshot.differences(now):
+            return
+        for name in now.keys() - snapshot.items.keys():
             self._remove(name)
-        for name, value in self._items.items():
+        for name, value in snapshot.items.items():
             if name not in now or now[name] is not value:
                 self._write(name, value)
-        for held in self._held.values():
+        for held in snapshot.held.values():
             for container, old in held:
                 if not same_content(container, old):
                     refill(container, old)
@@ -170,6 +185,10 @@ class World:
                 for hook in module.__dict__.get(hooks, {}).values():
                     self._visit_function(hook)
         self._visit_helpers()
+        self.places: list[Place] = []
+
+    def watch(self) -> None:
+        """Remember what is there now, to be compared with and put back."""
         self.places = list(self._make_places())
 
     def changed(self) -> list[str]:
@@ -180,10 +199,10 @@ class World:
         for place in self.places:
             place.take()
 
-    def restore(self) -> None:
+    def restore(self, *, first: bool) -> None:
+        """Put back what was there at the last `take`, or when the watch began."""
         for place in self.places:
-            if place.changed():
-                place.restore()
+            place.restore(first=first)
 
     def _visit(self, kind: type) -> None:
         if kind in self._classes or is_foreign(kind.__module__):
