@@ -11,6 +11,7 @@ from torch.fx import Node
 from fxpasses.core import Editor, Fold
 from fxpasses.ops import Op, with_arguments
 from fxpasses.views.base import View
+from fxpasses.views.spatial import Spatial
 
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
 
@@ -78,7 +79,7 @@ class Weighted(View):
 
 
 @dataclass(frozen=True)
-class Conv(Weighted):
+class Conv(Weighted, Spatial):
     """A convolution of any rank, transposed or not."""
 
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.CONV, Op.CONV_TRANSPOSE))
@@ -92,30 +93,22 @@ class Conv(Weighted):
         return self.operand("groups", 1)
 
     @property
-    def spatial_rank(self) -> int:
-        """1 to 3."""
-        if (kernel_size := getattr(self.module, "kernel_size", None)) is not None:
-            return len(kernel_size)
-        name = getattr(self.node.target, "__name__", "").partition(".")[0]
-        return int(name[-2]) if name.endswith("d") else len(self.operand("stride"))
-
-    @property
     def stride(self) -> tuple[Any, ...]:
-        return self._each("stride", 1)
+        return self.each("stride", 1)
 
     @property
     def padding(self) -> tuple[Any, ...] | str:
         """In numbers, one an axis, or `same` or `valid`."""
         value = self.operand("padding", 0)
-        return value if isinstance(value, str) else self._each("padding", 0)
+        return value if isinstance(value, str) else self.each("padding", 0)
 
     @property
     def dilation(self) -> tuple[Any, ...]:
-        return self._each("dilation", 1)
+        return self.each("dilation", 1)
 
     @property
     def output_padding(self) -> tuple[Any, ...]:
-        return self._each("output_padding", 0)
+        return self.each("output_padding", 0)
 
     @property
     def padding_mode(self) -> str:
@@ -127,12 +120,6 @@ class Conv(Weighted):
         """Whether the border of the input may be padded at all."""
         padding = self.padding
         return padding == "same" or (not isinstance(padding, str) and any(p != 0 for p in padding))
-
-    def _each(self, name: str, default: int) -> tuple[Any, ...]:
-        """One number an axis, where torch also takes one for all."""
-        value = self.operand(name, default)
-        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-        return values * self.spatial_rank if len(values) == 1 else values
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ class BatchNorm(Norm):
         """Whether the call is sure not to measure its batch."""
         if self.is_frozen:
             return True
-        known = None not in (self.operand("running_mean"), self.operand("running_var"))
+        statistics = self.operand("running_mean"), self.operand("running_var")
+        known = all(statistic is not None for statistic in statistics)
         return known and self.operand("training") is False
 
     @property
