@@ -1,12 +1,13 @@
 """What the test of every pass needs: models as graphs, and passes without their conditions."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node, Tracer
+from torch.overrides import TorchFunctionMode
 
 from fxpasses.core import (
     STANDS_FOR,
@@ -17,7 +18,7 @@ from fxpasses.core import (
     TensorInfo,
 )
 from fxpasses.manager import apply
-from fxpasses.ops import Op, op_of
+from fxpasses.ops import FACTORIES, Op, op_of, op_of_function
 
 
 class _LeavesKnownOps(Tracer):
@@ -38,9 +39,23 @@ def is_op(module: nn.Module) -> bool:
     return op_of(node) is not None
 
 
+class _FactoriesAreNodes(TorchFunctionMode):
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if op_of_function(func) in FACTORIES:
+            return self.tracer.create_proxy("call_function", func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
 def bare(model: nn.Module) -> GraphModule:
     """The model as a graph that knows nothing of its values."""
-    return GraphModule(model, _LeavesKnownOps().trace(model), type(model).__name__)
+    tracer = _LeavesKnownOps()
+    with _FactoriesAreNodes(tracer):
+        graph = tracer.trace(model)
+    return GraphModule(model, graph, type(model).__name__)
 
 
 def traced(model: nn.Module, *example: Any) -> GraphModule:
@@ -88,18 +103,26 @@ def unchecked(pass_type: type[GraphPass]) -> GraphPass:
 
 
 def goes_wrong(
-    graph_pass: GraphPass, module: GraphModule, *example: Any, training: bool = False
+    graph_pass: GraphPass,
+    module: GraphModule,
+    *example: Any,
+    training: bool = False,
+    then: Callable[[nn.Module], object] = lambda module: None,
 ) -> bool:
     """Whether the pass breaks this module: it raises, or outputs or gradients change.
 
-    The model is called twice, so that what the first call leaves behind is seen too.
+    Each is called twice, so that what the first call leaves behind is seen too, and the caller
+    writes into what it is given. Before the calls, `then` is done to both.
     """
     changed = copy.deepcopy(module)
     for before, after in zip(module.graph.nodes, changed.graph.nodes, strict=True):
         after.meta = dict(before.meta)
-    wanted = _behaviour(module, example, training=training)
+    original = copy.deepcopy(module)
+    then(original)
+    wanted = _behaviour(original, example, training=training)
     try:
         apply(graph_pass, changed, training=training)
+        then(changed)
         got = _behaviour(changed, example, training=training)
     except Exception:  # any error at all means that the pass broke it
         return True
@@ -108,13 +131,15 @@ def goes_wrong(
 
 def _behaviour(module: GraphModule, example: Sequence[Any], *, training: bool) -> list[Any]:
     seen: list[Any] = []
+    torch.manual_seed(0)
     for _ in range(2):
         args = copy.deepcopy(example)
         out = module(*args)
+        seen.append([t.detach().clone() for t in (*_tensors(out), *_tensors(args))])
         if training:
-            loss = sum(t.double().square().sum() for t in _tensors(out) if t.requires_grad)
-            loss.backward()
-        seen.append([*(t.detach().clone() for t in _tensors(out)), *_tensors(args)])
+            sum(t.double().square().sum() for t in _tensors(out) if t.requires_grad).backward()
+        for tensor in _tensors(out):
+            tensor.detach().zero_()
     gradients = [p.grad for p in module.parameters()] if training else []
     return [*seen, gradients]
 

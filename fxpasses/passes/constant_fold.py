@@ -35,7 +35,7 @@ GROWTH: Final = "constant_fold_growth"
 _UNDEFINED: Final = frozenset({Op.EMPTY, Op.EMPTY_LIKE, Op.NEW_EMPTY})
 
 
-def call_only_computes(site: ConstantValue, facts: Facts) -> str | None:
+def calls_are_all_alike(site: ConstantValue, facts: Facts) -> str | None:
     effects = facts.effects(site.node)
     if effects.random:
         return "it draws random numbers"
@@ -43,10 +43,8 @@ def call_only_computes(site: ConstantValue, facts: Facts) -> str | None:
         return "it writes"
     if effects.unknown:
         return "nothing is known of what it does"
-    return "it checks something" if effects.raises else None
-
-
-def values_are_defined(site: ConstantValue, _: Facts) -> str | None:
+    if effects.raises:
+        return "it checks something"
     undefined = any(op_of(step.node) in _UNDEFINED for step in site.recipe.steps)
     return "it reads memory that nothing was written to" if undefined else None
 
@@ -113,8 +111,7 @@ class ConstantFold(GraphPass):
     numerics = Numerics.ROUNDING
     trains = True
     legal_if: ClassVar[tuple[Condition[Any], ...]] = (
-        call_only_computes,
-        values_are_defined,
+        calls_are_all_alike,
         sources_are_never_written,
         no_source_is_trained,
         result_is_never_written,
