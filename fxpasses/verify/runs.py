@@ -196,4 +196,12 @@ def _changed(now: Tensor, before: Tensor) -> bool:
     if now is before:
         return False
     same = now.shape == before.shape and now.dtype == before.dtype
-    return not (same and bool(torch.equal(now.nan_to_num(), before.nan_to_num())))
+    return not (same and _equal_by_element(now, before))
+
+
+def _equal_by_element(now: Tensor, before: Tensor) -> bool:
+    if now.layout is not torch.strided:
+        now, before = now.to_dense(), before.to_dense()
+    if not (now.is_floating_point() or now.is_complex()):
+        return bool(torch.equal(now, before))
+    return bool(torch.equal(now.nan_to_num(), before.nan_to_num()))

@@ -50,6 +50,7 @@ class Trail:
     jumped: bool = False
     _place: Key = ("outside",)
     _bytes: int = 0
+    _asleep: bool = False
 
     @contextmanager
     def at(self, place: Key) -> Generator[None]:
@@ -60,9 +61,18 @@ class Trail:
         finally:
             self._place = before
 
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """What runs inside the block is no part of the run."""
+        before, self._asleep = self._asleep, True
+        try:
+            yield
+        finally:
+            self._asleep = before
+
     def met(self, func: Any, operands: Sequence[Tensor], result: Any) -> None:
         """An op was dispatched: keep what it read if it jumps."""
-        if jumps(func, operands, result):
+        if not self._asleep and jumps(func, operands, result):
             self.jumped = True
             floats = tuple(t for t in operands if t.is_floating_point())
             name = func.overloadpacket.__name__

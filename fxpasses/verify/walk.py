@@ -91,15 +91,17 @@ class Walker:
 
     def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:
         visits = self.itinerary.visits.get(node, ())
-        early = [(v, self._new_value(v, values)) for v in visits if v.runs_first]
+        with self.trail.paused():
+            early = [(v, self._new_value(v, values)) for v in visits if v.runs_first]
         with self.trail.at((*self.place, str(node.meta.get(STANDS_FOR, node.name)))):
             value = self._watching_randomness(node, run)
         values[node] = value
-        for visit, new in early:
-            self._judge(visit, new, values)
-        for visit in visits:
-            if not visit.runs_first:
-                self._judge(visit, self._new_value(visit, values), values)
+        with self.trail.paused():
+            for visit, new in early:
+                self._judge(visit, new, values)
+            for visit in visits:
+                if not visit.runs_first:
+                    self._judge(visit, self._new_value(visit, values), values)
         return value
 
     def _watching_randomness(self, node: Node, run: Callable[[], Any]) -> Any:
