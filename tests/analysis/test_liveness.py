@@ -1,0 +1,73 @@
+"""How long values are needed, and who reads them."""
+
+import torch
+from torch import Tensor
+from torch.fx import symbolic_trace
+
+from fxpasses.analysis.facts import GraphFacts
+from fxpasses.analysis.liveness import asks_about, last_readers, live_sets
+from fxpasses.core import Editor
+
+
+def example(x: Tensor) -> Tensor:
+    a = x + 1
+    b = a.relu()
+    c = b * a
+    x.sum()
+    return c.view(a.size(0), b.shape[1], b.dim(), a.numel(), b.stride(0))
+
+
+def test_the_last_reader_of_each_value() -> None:
+    module = symbolic_trace(example)
+    last = {node.name: reader.name for node, reader in last_readers(module.graph).items()}
+    assert last["x"] == "sum_1"
+    assert last["mul"] == "view"
+    assert last["view"] == "output"
+    assert last["add"] == "numel"
+    assert "sum_1" not in last
+
+
+def test_live_sets_hold_what_is_still_read() -> None:
+    def short(x: Tensor) -> Tensor:
+        a = x + 1
+        b = a.relu()
+        return b * a
+
+    live = {n.name: sorted(v.name for v in s) for n, s in live_sets(symbolic_trace(short).graph)}
+    assert live == {
+        "x": ["x"],
+        "add": ["add"],
+        "relu": ["add", "relu"],
+        "mul": ["mul"],
+        "output": [],
+    }
+
+
+def test_readers_of_a_size_are_no_readers_of_the_value() -> None:
+    module = symbolic_trace(example)
+    nodes = {node.name: node for node in module.graph.nodes}
+    facts = GraphFacts(module)
+    assert [n.name for n in facts.readers(nodes["relu"])] == ["mul"]
+    assert [n.name for n in facts.readers(nodes["add"])] == ["relu", "mul"]
+    assert {n.name for n in module.graph.nodes if asks_about(n)} == {
+        "size",
+        "getattr_1",
+        "dim",
+        "numel",
+        "stride",
+    }
+
+
+def test_attributes_that_hold_the_value_are_readers() -> None:
+    module = symbolic_trace(lambda x: (x.T, x.data, x.mT, x.dtype, x.device, x.ndim))
+    assert [asks_about(n) for n in module.graph.nodes] == [False] * 4 + [True] * 3 + [False]
+
+
+def test_what_is_replaced_reads_no_more() -> None:
+    module = symbolic_trace(example)
+    nodes = {node.name: node for node in module.graph.nodes}
+    facts = GraphFacts(module)
+    edit = Editor(module, "p", facts=facts)
+    with edit.rewrite("id", at=nodes["relu"]):
+        edit.replace(nodes["relu"], edit.call_function(torch.tanh, nodes["x"]))
+    assert [n.name for n in facts.readers(nodes["add"])] == ["mul"]
