@@ -4,6 +4,7 @@ The root is traced first; what tracing cannot represent stays a call of a module
 own code, and the children of that module are traced in turn.
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -104,6 +105,9 @@ def capture(
     example = (
         None if args is None and kwargs is None else Arguments(tuple(args or ()), kwargs or {})
     )
+    # Torch imports it on first use of a dispatch mode, and what it then keeps of Python's builtins
+    # must not be what the tracer has put in their place.
+    importlib.import_module("torch._dynamo")
     clean, _ = twin(model, tensors=OwnTensors(model))
     if training is not None and training != model.training:
         clean.train(training)

@@ -115,7 +115,7 @@ def _restore(old: nn.Module, new: nn.Module, lineage: Twin) -> None:
     if old is new:
         return
     children, mine = modules_of(old), modules_of(new)
-    kept = {k: mine.get(k) or (child and lineage.new(child)) for k, child in children.items()}
+    kept = {k: None if child is None else lineage.new(child) for k, child in children.items()}
     _refill(mine, kept)
     _refill(parameters_of(new), parameters_of(old))
     _refill(buffers_of(new), buffers_of(old))

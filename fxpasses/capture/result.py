@@ -26,6 +26,8 @@ _OWN_KEYS = frozenset(
 ) - frozenset(("training",))
 _MODEL_CLASS = "_model_class"
 _MISSING: Any = object()
+# Python looks for these on the class; `model[0]` is common.
+_CONTAINER_METHODS = ("__len__", "__getitem__", "__iter__", "__contains__")
 
 
 class CapturedModule(GraphModule):
@@ -274,8 +276,13 @@ def _checked_forward(model_class: type[nn.Module] | None) -> Callable[..., Any]:
 
 def _adopt(kind: Any, model_class: type[nn.Module] | None) -> None:
     """Let the class of a result answer for the class of the model, where torch asks the class."""
-    kind.__doc__ = None if model_class is None else model_class.__doc__
-    if model_class is None or model_class.get_extra_state is nn.Module.get_extra_state:
+    if model_class is None:
+        return
+    kind.__doc__ = model_class.__doc__
+    for name in _CONTAINER_METHODS:
+        if hasattr(model_class, name):
+            setattr(kind, name, getattr(model_class, name))
+    if model_class.get_extra_state is nn.Module.get_extra_state:
         return
     kind.get_extra_state = lambda self: self.fallback.get_extra_state()
     kind.set_extra_state = lambda self, state: self.fallback.set_extra_state(state)

@@ -104,4 +104,13 @@ def _copy_sealed(roots: Iterable[nn.Module]) -> None:
             children = modules_of(module)
             for name, child in children.items():
                 if child is not None and is_sealed(child):
-                    children[name] = copy.deepcopy(child, memo)
+                    children[name] = _sealed_copy(child, memo)
+
+
+def _sealed_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    # TorchScript records the copying of its parameters, which then would be no leaves.
+    with torch.no_grad():
+        made = copy.deepcopy(module, memo)
+    for new, old in zip(made.parameters(), module.parameters(), strict=True):
+        new.requires_grad_(old.requires_grad)
+    return made

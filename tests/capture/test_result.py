@@ -252,6 +252,13 @@ class TestAsTheOriginal:
         result.load_state_dict(state)
         assert result.fallback.scale == 9.0
 
+    def test_containers_are_indexed(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+        result = finished(model)
+        assert len(result) == 2
+        assert isinstance(result[1], nn.ReLU)
+        assert [type(module) for module in result] == [nn.Linear, nn.ReLU]
+
     def test_code_can_be_read(self, result: CapturedModule) -> None:
         assert "self.tied" in result.code
         assert "class" in result.print_readable(print_output=False)
