@@ -23,6 +23,7 @@ from fxpasses.core import (
 from fxpasses.core.record import PassRecord
 from fxpasses.errors import BudgetError, PassError
 from fxpasses.manager.foreign import Installed, carry_out_foreign
+from fxpasses.manager.protection import WeightsProtected
 
 FactsOf: TypeAlias = Callable[[str, GraphModule], GraphFacts]
 
@@ -111,7 +112,7 @@ def run_pass(
     refusals: list[Refusal] = []
     budget = settings.budget(program)
     transaction = Transaction(program)
-    with transaction.all_or_nothing():
+    with transaction.all_or_nothing(), WeightsProtected(program).around_a_pass():
         for path, module in program:
             facts = facts_of(path, module)
             edit = Editor(
