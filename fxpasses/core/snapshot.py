@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -190,6 +191,9 @@ def _own_modules(module: GraphModule) -> Iterator[nn.Module]:
     while stack:
         top = stack.pop()
         if id(top) in seen or (isinstance(top, GraphModule) and top is not module):
+            continue
+        # TorchScript keeps its state elsewhere, out of reach of Python.
+        if isinstance(top, torch.jit.ScriptModule):
             continue
         seen.add(id(top))
         yield top
