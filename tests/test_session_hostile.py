@@ -61,6 +61,18 @@ def writes_a_shared_weight(edit: Any, node: Any) -> None:
     edit.replace(node, edit.copy(node))
 
 
+def sets_the_data_of_a_weight(edit: Any, node: Any) -> None:
+    for parameter in edit.module.parameters():
+        parameter.data = torch.zeros_like(parameter)
+    edit.replace(node, edit.copy(node))
+
+
+def freezes_a_weight(edit: Any, node: Any) -> None:
+    for parameter in edit.module.parameters():
+        parameter.requires_grad_(not parameter.requires_grad)
+    edit.replace(node, edit.copy(node))
+
+
 def grows_without_end(edit: Any, node: Any) -> None:
     while True:
         node = edit.copy(node)
@@ -115,9 +127,11 @@ HOSTILE: dict[str, tuple[Any, type[BaseException], str]] = {
     "raises half-way": (Hostile(worst=raises_half_way), PassError, "hostile"),
     "breaks the graph": (Hostile(worst=breaks_the_graph), PassError, "hostile"),
     "makes cycles": (Hostile(worst=makes_cycles), PassError, "hostile"),
-    "writes a weight": (Hostile(worst=writes_a_shared_weight), FxPassesError, "hostile"),
+    "writes a weight": (Hostile(worst=writes_a_shared_weight), PassError, "hostile.*in place"),
+    "sets data": (Hostile(worst=sets_the_data_of_a_weight), PassError, "hostile.*set .data"),
+    "freezes": (Hostile(worst=freezes_a_weight), PassError, "hostile.*requires_grad"),
     "grows": (Hostile(worst=grows_without_end), BudgetError, "hostile"),
-    "interrupts": (Hostile(worst=interrupts), KeyboardInterrupt, ""),
+    "interrupts": (Hostile(worst=interrupts), KeyboardInterrupt, "^$"),
     "returns nonsense": (returns_nonsense, PassError, "returns_nonsense"),
     "returns another model": (returns_another_model, FxPassesError, "returns_another_model"),
     "foreign raises": (foreign_that_raises, PassError, "foreign_that_raises"),
@@ -126,7 +140,9 @@ HOSTILE: dict[str, tuple[Any, type[BaseException], str]] = {
 
 
 def everything_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    grads = {f"grad of {n}": torch.tensor(p.requires_grad) for n, p in model.named_parameters()}
+    return {**tensors, **grads}
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -154,7 +170,7 @@ def test_passes_that_undo_each_other_are_named() -> None:
         fxpasses.run(Net(), [{"repeat": 10, "passes": [there, back]}], IMAGE)
 
 
-@pytest.mark.parametrize("case", [c for c in HOSTILE if c not in ("interrupts", "writes a weight")])
+@pytest.mark.parametrize("case", [c for c in HOSTILE if c != "interrupts"])
 def test_hostile_passes_are_left_out_on_request(case: str) -> None:
     model = Net()
     passes = ["fuse_conv_bn", HOSTILE[case][0], "dce"]

@@ -194,17 +194,24 @@ def _hook_that_raises(*_: object) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        lambda model: model.register_forward_hook(_hook_that_raises),
         lambda model: model[0].register_forward_hook(_hook_that_raises),
         lambda model: model[0].register_forward_pre_hook(_hook_that_raises),
     ],
-    ids=["root", "child", "before"],
+    ids=["behind", "before"],
 )
 def test_a_hook_that_raises_shows_its_own_error(place: Callable[[nn.Module], object]) -> None:
     model = conv_net()
     place(model)
     with pytest.raises(CaptureError, match="the hook says no"):
         fxpasses.run(model, PASSES, IMAGE)
+
+
+def test_a_hook_of_the_model_itself_stays_on_the_result() -> None:
+    model = conv_net()
+    model.register_forward_hook(_hook_that_raises)
+    fast = fxpasses.run(model, PASSES, IMAGE)
+    with pytest.raises(ValueError, match="the hook says no"):
+        fast(IMAGE)
 
 
 class Talks(nn.Module):
