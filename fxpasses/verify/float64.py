@@ -94,7 +94,9 @@ class Float64:
 
     def reads(self, value: Any) -> Any:
         """`read` for all tensors in a structure."""
-        return tree_map_only(Tensor, self.read, value)
+        # The mode for functions would answer that a narrow dtype is wide.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            return tree_map_only(Tensor, self.read, value)
 
     def wrote(self, tensor: Tensor) -> bool:
         """Whether something was written to the memory of `tensor`, which is as it was."""
