@@ -80,7 +80,7 @@ def relative_error(new: Tensor, old: Tensor, *, rows: bool = False) -> float:
 
 def _l2(distance: Tensor, reference: Tensor, *, rows: bool) -> float:
     if rows and reference.dim():
-        distance, reference = distance.flatten(1), reference.flatten(1)
+        distance, reference = (t.reshape(t.shape[0], -1) for t in (distance, reference))
         error, size = _norms(distance), _norms(reference)
         size = torch.maximum(size, 1e-6 * size.max())
     else:
