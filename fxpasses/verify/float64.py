@@ -80,6 +80,15 @@ class Float64:
 
     def read(self, tensor: Tensor) -> Tensor:
         """The value that the code sees: a stand-in where written, unrounded where folded."""
+        # The mode for functions would answer that a narrow dtype is wide.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
+            return self._read(tensor)
+
+    def reads(self, value: Any) -> Any:
+        """`read` for all tensors in a structure."""
+        return tree_map_only(Tensor, self.read, value)
+
+    def _read(self, tensor: Tensor) -> Tensor:
         address = _address(tensor)
         if address in self._standins:
             standin, _ = self._standins[address]
@@ -91,12 +100,6 @@ class Float64:
         if tensor.dim() and tensor.layout is torch.strided and 0 in tensor.stride():
             return _widened_expanded(tensor)
         return widened(tensor)
-
-    def reads(self, value: Any) -> Any:
-        """`read` for all tensors in a structure."""
-        # The mode for functions would answer that a narrow dtype is wide.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            return tree_map_only(Tensor, self.read, value)
 
     def wrote(self, tensor: Tensor) -> bool:
         """Whether something was written to the memory of `tensor`, which is as it was."""

@@ -66,7 +66,8 @@ class Verdict:
         if len(found) > len(few):
             few.append(f"... and {len(found) - len(few)} more")
         raise VerificationError(
-            "the optimised model does not compute what the original computes: " + "; ".join(few)
+            "the optimised model does not compute what the original computes: " + "; ".join(few),
+            self.blame,
         )
 
 
