@@ -1,5 +1,8 @@
 """Every error and warning of fxpasses. Each says what is wrong, where, and what to do."""
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class FxPassesError(Exception):
     """The base of all errors of fxpasses."""
@@ -22,7 +25,14 @@ class BudgetError(PassError):
 
 
 class VerificationError(FxPassesError):
-    """The optimised model does not compute what the original computes."""
+    """The optimised model does not compute what the original computes.
+
+    `blame` holds the rewrites and passes that are at fault, where they could be told.
+    """
+
+    def __init__(self, message: str, blame: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.blame = tuple(blame)
 
 
 class PipelineError(FxPassesError):
