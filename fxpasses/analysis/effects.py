@@ -26,10 +26,12 @@ from fxpasses.ops import (
     Op,
     Schema,
     arguments_of,
+    bind,
     bind_schema,
     choose,
     computes_as,
     computing_names,
+    is_number,
     is_plain,
     is_pure,
     is_raising,
@@ -133,12 +135,12 @@ def _settings(module: nn.Module, node: Node) -> Mapping[str, Any]:
 
 
 def _of_function(node: Node, declared: Declared) -> Effects:
-    target: Any = getattr(node.target, "_opoverload", node.target)
+    target: Any = node.target
     if is_raising(target):
         return Effects(raises=True)
     op = op_of(node)
     if op is not None:
-        return _of_known_op(op, arguments_of(node), node)
+        return _of_known_call(op, node)
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _of_operator(node, target, declared)
     if (said := declared.get(_name_of(target))) is not None:
@@ -173,8 +175,12 @@ def _of_method(node: Node) -> Effects:
         return UNKNOWN
     op = op_of(node)
     if op is not None:
-        return _of_known_op(op, arguments_of(node), node)
-    return NONE if name in PURE_METHODS else _of_schemas(node, schemas_of_method(name))
+        return _of_known_call(op, node)
+    if name in PURE_METHODS:
+        return NONE
+    if isinstance(getattr(Tensor, name), FunctionType):
+        return UNKNOWN
+    return _of_schemas(node, schemas_of_method(name))
 
 
 def _name_of(target: Any) -> str:
@@ -232,6 +238,11 @@ _Rule: TypeAlias = Callable[[Mapping[str, Any], Node], Effects]
 """From the operands of a call, or the settings of a module."""
 
 
+def _of_known_call(op: Op, node: Node) -> Effects:
+    arguments = bind(node)
+    return UNKNOWN if arguments is None else _of_known_op(op, arguments, node)
+
+
 def _of_known_op(op: Op, arguments: Mapping[str, Any], node: Node) -> Effects:
     rule = _RULES.get(op)
     own = NONE if rule is None else rule(arguments, node)
@@ -252,7 +263,8 @@ def _written_operands(arguments: Mapping[str, Any], node: Node) -> tuple[Node, .
         else schemas_of_function(node.target)
     )
     found = choose(schemas, node.args, node.kwargs)
-    return _nodes_in([node.kwargs.get("out"), [] if found is None else _written(*found)])
+    written = _nodes_in([node.kwargs.get("out"), [] if found is None else _written(*found)])
+    return tuple(operand for operand in written if not is_number(operand))
 
 
 def _nodes_in(value: Any) -> tuple[Node, ...]:

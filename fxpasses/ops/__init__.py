@@ -1,6 +1,6 @@
 """The op vocabulary: the one place that knows which calls mean the same op."""
 
-from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
+from fxpasses.ops.metadata import METADATA_ATTRIBUTES, is_number, reads_only_metadata
 from fxpasses.ops.modules import computes_as, computing_names, is_plain
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
@@ -85,6 +85,7 @@ __all__ = [
     "computing_names",
     "forward_arguments",
     "index_by",
+    "is_number",
     "is_plain",
     "is_pure",
     "is_raising",

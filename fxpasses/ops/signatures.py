@@ -107,18 +107,25 @@ def choose(
 ) -> tuple[Schema, dict[str, Any]] | None:
     """The overload that a call means, with its arguments by the schema's own names.
 
-    A node counts as a tensor if any overload lets it, else as whatever is asked for.
+    A node counts as a tensor if any overload lets it, else as whatever is asked for; and a number
+    as a tensor only if no overload takes a number.
     """
     bound = [
         (schema, arguments)
         for schema in schemas
         if (arguments := bind_schema(schema, args, kwargs)) is not None
     ]
-    for nodes_are_tensors in (True, False):
+    for strict in (True, False):
         for schema, arguments in bound:
-            if _all_fit(schema, arguments, nodes_are_tensors):
+            if _all_fit(schema, arguments, strict=strict):
                 return schema, arguments
     return None
+
+
+def fits_exactly(schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether every argument is of the type that the schema says."""
+    bound = bind_schema(schema, args, kwargs)
+    return bound is not None and _all_fit(schema, bound, strict=True)
 
 
 def bind_schema(
@@ -177,22 +184,23 @@ def _is_one_number(value: Any) -> bool:
     return isinstance(value, int)
 
 
-def _all_fit(schema: Schema, arguments: Mapping[str, Any], nodes_are_tensors: bool) -> bool:
+def _all_fit(schema: Schema, arguments: Mapping[str, Any], *, strict: bool) -> bool:
     return all(
         p.name not in arguments
         or arguments[p.name] is p.default
-        or _fits(arguments[p.name], p, nodes_are_tensors)
+        or _fits(arguments[p.name], p, strict=strict)
         for p in schema.parameters
     )
 
 
 _KINDS: Final[Mapping[type, frozenset[str]]] = {
     bool: frozenset(("bool", "number")),
-    int: frozenset(("int", "float", "number", "complex")),
+    int: frozenset(("int", "float", "number", "complex", "Device")),
     float: frozenset(("float", "number", "complex")),
     complex: frozenset(("complex", "number")),
     str: frozenset(("str", "Device")),
     torch.dtype: frozenset(("ScalarType",)),
+    type: frozenset(("ScalarType",)),  # `float`, `int`, `bool`
     torch.device: frozenset(("Device",)),
     torch.layout: frozenset(("Layout",)),
     torch.memory_format: frozenset(("MemoryFormat",)),
@@ -200,37 +208,37 @@ _KINDS: Final[Mapping[type, frozenset[str]]] = {
 }
 
 
-def _fits(value: Any, parameter: Parameter, nodes_are_tensors: bool) -> bool:
+def _fits(value: Any, parameter: Parameter, *, strict: bool) -> bool:
     kind = parameter.kind
     if kind == "Any":
         return True
     if value is None:
         return parameter.optional
     if isinstance(value, (list, tuple)):
-        return _list_fits(value, kind, nodes_are_tensors)
+        return _list_fits(value, kind, strict=strict)
     if isinstance(value, int) and not isinstance(value, bool) and parameter.length is not None:
         return kind in ("List[int]", "List[float]")
-    return _kind_fits(value, kind, nodes_are_tensors)
+    return _kind_fits(value, kind, strict=strict)
 
 
-def _list_fits(values: Iterable[Any], kind: str, nodes_are_tensors: bool) -> bool:
+def _list_fits(values: Iterable[Any], kind: str, *, strict: bool) -> bool:
     if not kind.startswith("List["):
         return False
     element = kind.removeprefix("List[").removesuffix("]")
     optional = element.startswith("Optional[")
     element = element.removeprefix("Optional[").removesuffix("]") if optional else element
-    # Sizes of a list are numbers or nodes that yield numbers.
-    strict = nodes_are_tensors and element == "Tensor"
+    # Nodes among the numbers of a list yield numbers.
+    strict = strict and element == "Tensor"
     return all(
-        optional if value is None else _kind_fits(value, element, strict) for value in values
+        optional if value is None else _kind_fits(value, element, strict=strict) for value in values
     )
 
 
-def _kind_fits(value: Any, kind: str, nodes_are_tensors: bool) -> bool:
+def _kind_fits(value: Any, kind: str, *, strict: bool) -> bool:
     if isinstance(value, Node):
-        return kind == "Tensor" or not nodes_are_tensors
-    if isinstance(value, Tensor):
-        return kind == "Tensor"
+        return kind == "Tensor" or not strict
+    if isinstance(value, Tensor) or (kind == "Tensor" and not strict):
+        return kind == "Tensor" and isinstance(value, (Tensor, int, float, complex))
     return any(isinstance(value, cls) and kind in kinds for cls, kinds in _KINDS.items())
 
 
