@@ -4,6 +4,7 @@ import contextvars
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final, TypeVar
 
 import torch
@@ -67,8 +68,6 @@ def _carried_state() -> Callable[[], Any]:
     cache = torch.is_autocast_cache_enabled()
 
     def enter() -> Any:
-        from contextlib import ExitStack
-
         stack = ExitStack()
         torch.set_num_threads(threads)
         stack.enter_context(torch.inference_mode(inference))

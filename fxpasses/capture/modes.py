@@ -94,7 +94,11 @@ class DispatchMode(TorchDispatchMode):
         rule = _rule_of(func)
         host = self._host
         self._before(func, rule, args, kwargs)
-        out = func(*args, **kwargs) if not rule.is_random else self._draw(func, args, kwargs)
+        host.evaluating += 1
+        try:
+            out = self._draw(func, args, kwargs) if rule.is_random else func(*args, **kwargs)
+        finally:
+            host.evaluating -= 1
         if rule.squeezes:
             host.squeezed = True
         if rule.sizes_from_data and not _is_index_by_integers(func, args):
@@ -113,6 +117,8 @@ class DispatchMode(TorchDispatchMode):
             for tensor in _listed(args[position] if position < len(args) else kwargs.get(name))
         ]
         host = self._host
+        if rule.is_random and not host.evaluating:
+            raise host.refuse(OpaqueKind.RANDOM_STATE, f"{func} draws random numbers")
         if written and not host.evaluating and not all(map(host.memory.is_made_here, written)):
             raise host.refuse(OpaqueKind.PYTHON_STATE, f"{func} writes a tensor of the program")
         for tensor in written:
@@ -121,8 +127,6 @@ class DispatchMode(TorchDispatchMode):
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation that may draw random numbers, and note if it did."""
         host = self._host
-        if not host.evaluating:
-            raise host.refuse(OpaqueKind.RANDOM_STATE, f"{func} draws random numbers")
         before = GeneratorStates()
         out = func(*args, **kwargs)
         if before.differ():

@@ -197,10 +197,7 @@ class Replacements:
 
         def callable_of(value: Any, /) -> bool:
             if type(value) in VALUE_TYPES and ident() == thread and is_asked_by_model():
-                if value.known is UNKNOWN:
-                    reason = "callable() of a value that is not known"
-                    raise host.refuse(OpaqueKind.CONTROL_FLOW, reason)
-                return callable_(value.known)
+                return callable_(_stand_in(host, value, "callable()"))
             return callable_(value)
 
         def silent_print(*args: Any, **kwargs: Any) -> None:
@@ -332,15 +329,14 @@ def answers_isinstance(host: Host, value: Any, kinds: Any) -> bool:
     """Whether what `value` stands for is one of `kinds`, as eager would say."""
     if type(value) is Shape:
         return issubclass(torch.Size, kinds) or issubclass(Shape, kinds)
-    known = _stand_in(value)
-    if known is UNKNOWN:
-        reason = "isinstance() of a value that is not known"
-        raise host.refuse(OpaqueKind.CONTROL_FLOW, reason)
-    return isinstance(known, kinds)
+    return isinstance(_stand_in(host, value, "isinstance()"), kinds)
 
 
-def _stand_in(value: Value) -> Any:
-    return value.known if value.known is not UNKNOWN or not value.is_tensor else _SOME_TENSOR
+def _stand_in(host: Host, value: Value, question: str) -> Any:
+    """What answers a question about the type of `value`."""
+    if value.known is UNKNOWN and not value.is_tensor:
+        raise host.refuse(OpaqueKind.CONTROL_FLOW, f"{question} of a value that is not known")
+    return _SOME_TENSOR if value.known is UNKNOWN else value.known
 
 
 _SOME_TENSOR: Final = torch.empty(0)

@@ -63,7 +63,8 @@ class Inputs:
             raise self._recorder.refuse(OpaqueKind.STATEFUL_ARGUMENT, reason)
 
     def _lift(self, root: Value, example: Any) -> Any:
-        if example is _GIVEN:
+        if example is _GIVEN:  # without an example, a graph is for tensors alone
+            root.is_tensor = True
             return root
         if isinstance(example, Tensor):
             return self._tensor(root, example)

@@ -1,16 +1,18 @@
 """What flows through the model's code in place of tensors, and of numbers computed from them."""
 
 import dis
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any, Final, NoReturn, Protocol, SupportsIndex
+from typing import Any, Final, Protocol, SupportsIndex
 
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import inplace_methods, magic_methods, reflectable_magic_methods
 
+from fxpasses.capture.guards import check_unpack
 from fxpasses.capture.refusal import Refusal, is_model_file, model_frame
 from fxpasses.capture.request import OpaqueKind
 from fxpasses.capture.values import (
@@ -28,6 +30,7 @@ class Recorder(Protocol):
     """What a proxy needs of the tracer."""
 
     evaluating: int
+    reads_device: bool
 
     def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
     def record(
@@ -68,8 +71,8 @@ class Value:
 
     # -- what Python may ask
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, what)
+    def _refusal(self, what: str) -> Refusal:
+        return self.tracer.refuse(OpaqueKind.CONTROL_FLOW, what)
 
     def __bool__(self) -> bool:
         return bool(self.tracer.decide(self, "a branch on a traced value"))
@@ -94,16 +97,14 @@ class Value:
     def __contains__(self, item: object) -> bool:
         if isinstance(self.known, (tuple, list, dict, str)) and not isinstance(item, Value):
             return item in self.tracer.decide(self, '"in" a traced value')
-        self._refuse('"in" a traced value')
-        return None
+        raise self._refusal('"in" a traced value')
 
     def __len__(self) -> int:
         if isinstance(self.known, Tensor) and self.known.dim():
             return int(self.shape[0])
         if isinstance(self.known, (tuple, list, dict, str)):
             return len(self.tracer.decide(self, "len() of a traced value"))
-        self._refuse("len() of a traced value")
-        return None
+        raise self._refusal("len() of a traced value")
 
     def __iter__(self) -> Iterator[Any]:
         frame = sys._getframe(1)  # noqa: SLF001 - who asks decides the answer
@@ -114,21 +115,19 @@ class Value:
                 self.tracer.decide(self, "a loop over a traced value")
             return iter([self[i] for i in range(len(known))])
         if count is not None and not isinstance(known, Tensor):
-            from fxpasses.capture.guards import check_unpack
-
             self.tracer.record("call_function", check_unpack, (self, count), {})
             return iter([self[i] for i in range(count)])
         if isinstance(known, Tensor) and known.dim():
             int(self.shape[0])
             return iter(self.tracer.record("call_method", "unbind", (self, 0), {}))
-        self._refuse("a loop over a traced value")
-        return None
+        raise self._refusal("a loop over a traced value")
 
     # -- text: a message, not a decision
 
     def _text(self) -> str:
         is_plain = not isinstance(self.known, Tensor) and self.known is not UNKNOWN
         if is_plain and self.taint is Taint.FIXED:
+            self.tracer.reads_device = True
             return str(self.known)
         return f"{{{self._name()}}}"
 
@@ -154,14 +153,22 @@ class Value:
         if isinstance(known, Tensor):
             return self._tensor_attribute(known, name)
         if known is UNKNOWN:
-            if self.is_tensor and name in UNDECIDED_ATTRIBUTES:
-                raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
-            return Attribute(self, name)
+            return self._unknown_attribute(name)
         if not hasattr(known, name):
             raise AttributeError(name)
         answer = Attribute(self, name)
         is_text = type(answer.known) is str or answer.known is None
-        return answer.known if is_text and self.taint is Taint.FIXED else answer
+        if not is_text or self.taint is not Taint.FIXED:
+            return answer
+        self.tracer.reads_device = True
+        return answer.known
+
+    def _unknown_attribute(self, name: str) -> Any:
+        if self.is_tensor and name in UNDECIDED_ATTRIBUTES:
+            raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
+        if self.is_tensor and not hasattr(Tensor, name):
+            raise AttributeError(name)
+        return Attribute(self, name)
 
     def _tensor_attribute(self, known: Tensor, name: str) -> Any:
         if name == "shape":
@@ -171,12 +178,15 @@ class Value:
         if name in UNDECIDED_ATTRIBUTES:
             raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
         if name in FIXED_ATTRIBUTES:
+            self.tracer.reads_device |= name.startswith("is_")
             return getattr(known, name)
         if not hasattr(known, name):
             raise AttributeError(name)
         return Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_is_param":
+            raise self.tracer.refuse(OpaqueKind.NEW_MODULE, "makes a parameter in forward")
         if name not in _SLOTS:
             raise self.tracer.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"sets .{name} of a tensor")
         object.__setattr__(self, name, value)
@@ -431,8 +441,6 @@ def _define_operators() -> None:
     for name in inplace_methods:
         if name != "setitem":
             setattr(Value, f"__{name}__", _assigning(getattr(operator, name)))
-    import math
-
     unary: dict[str, Callable[..., Any]] = {
         "abs": operator.abs,
         "round": round,

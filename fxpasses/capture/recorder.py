@@ -119,7 +119,8 @@ class _Operands:
         if kind in VALUE_TYPES:
             return self._value(value)
         if kind is tuple or kind is Shape:
-            return tuple([self.plain(item) for item in value])
+            items = [self.plain(item) for item in value]
+            return torch.Size(items) if kind is Shape and UNKNOWN not in items else tuple(items)
         if kind is slice:
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
         if isinstance(value, Tensor):
@@ -158,7 +159,7 @@ class Recorder:
         self.has_example = request.args is not None
         self.uses_guards = self.has_example and request.sizes == "guards"
         self.guards = 0
-        self.reads_grad_mode = False
+        self.reads_grad_mode = self.reads_device = False
         self.refusals: list[Refusal] = []
         self.notes: dict[str, None] = {}
         self.constants: list[tuple[str, Tensor]] = []
@@ -326,7 +327,10 @@ class Recorder:
             self._check_length(made, outcome)
             return self.spread(made, known, outcome)
         is_number = isinstance(known, (bool, int, float, torch.dtype))
-        return known if is_number and taint is Taint.FIXED else made
+        if not is_number or taint is not Taint.FIXED:
+            return made
+        self.reads_device = True  # the comparison of two devices, for all we know
+        return known
 
     def spread(self, root: Value, container: Any, outcome: Outcome) -> Any:
         """The container that `root` stands for, with lazy values for what it holds."""
@@ -472,6 +476,7 @@ class Recorder:
             raise self.refuse(OpaqueKind.COMPILED, "calls a TorchScript method")
         if find_value((args, kwargs)) is None:
             if _runs_natively(function, name, args):
+                self.reads_grad_mode |= name == "_set_grad_enabled"
                 return function(*args, **kwargs)
             if name in _DECISIONS:
                 raise self.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a tensor of the model")

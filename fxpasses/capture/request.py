@@ -131,3 +131,4 @@ class Trace:
     guards: int
     changing: frozenset[str]
     notes: tuple[str, ...] = ()
+    reads_device: bool = True

@@ -127,9 +127,7 @@ def _kept(leaf: Any) -> Any:
 
 def _own_parameters(host: Host, module: nn.Module) -> None:
     """Replace the parameters below `module`, everywhere in the root, by copies to be written."""
-    mine = {
-        id(p): p for _, child in walk(module) for p in child._parameters.values() if p is not None
-    }
+    mine = {id(p): p for _, child in walk(module) for p in child.parameters(recurse=False)}
     new = {key: nn.Parameter(parameter.detach().clone()) for key, parameter in mine.items()}
     for key, parameter in mine.items():
         new[key].requires_grad_(parameter.requires_grad)

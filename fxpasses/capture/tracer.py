@@ -152,6 +152,7 @@ class _Run:
             guards=tracer.guards,
             changing=frozenset(tracer.changing),
             notes=tuple(tracer.notes),
+            reads_device=tracer.reads_device,
         )
 
 
