@@ -82,7 +82,7 @@ def _copied(module: GraphModule, memo: dict[int, Any]) -> GraphModule:
     memo[id(module)] = result
     for tensor in _tensors_of(module):
         if not tensor.is_leaf:  # which torch refuses to copy
-            memo[id(tensor)] = tensor.detach().clone()
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     own, new = vars(module), vars(result)
     for held in ("_modules", "_parameters", "_buffers"):
         new[held].update({name: copy.deepcopy(value, memo) for name, value in own[held].items()})

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses.manager.sameness import bits_equal, same
+from fxpasses.manager.sameness import bits_equal, same, same_kind
 
 _Slot = tuple[str, MutableMapping[str, Any], str]  # path, the dictionary, the name in it
 
@@ -35,6 +35,10 @@ class Resharing:
     def share(self) -> None:
         left = [slot for slot in _tensor_slots(self._result) if not self._share_tensor(slot)]
         self._share_by_content(left)
+        for path, held, name in _module_slots(self._result):
+            original = self._original_of(held[name], path)
+            if id(original) in self._keep:
+                held[name] = original
         self._share_modules(self._result, "", {id(self._result)})
 
     def _share_tensor(self, slot: _Slot) -> bool:
@@ -65,7 +69,7 @@ class Resharing:
                 continue
             below = f"{path}.{name}" if path else name
             original = self._original_of(child, below)
-            if original is not None and (id(original) in self._keep or same(original, child)):
+            if original is not None and same(original, child):
                 children[name] = original
             elif id(child) not in seen:
                 seen.add(id(child))
@@ -73,9 +77,9 @@ class Resharing:
 
     def _original_of(self, child: nn.Module, path: str) -> nn.Module | None:
         original = self._by_copy.get(id(child), self._modules.get(path))
-        if not isinstance(original, nn.Module) or type(original) is not type(child):
-            return None
-        return original
+        if isinstance(original, nn.Module) and same_kind(original, child):
+            return original
+        return None
 
 
 def _tensor_slots(module: nn.Module) -> Iterator[_Slot]:
@@ -85,6 +89,13 @@ def _tensor_slots(module: nn.Module) -> Iterator[_Slot]:
             for name, value in list(held.items()):
                 if isinstance(value, Tensor):
                     yield (f"{path}.{name}" if path else name), held, name
+
+
+def _module_slots(module: nn.Module) -> Iterator[_Slot]:
+    for path, part in list(module.named_modules()):
+        held = vars(part)["_modules"]
+        for name in [name for name, child in held.items() if child is not None]:
+            yield (f"{path}.{name}" if path else name), held, name
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:

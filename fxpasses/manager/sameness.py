@@ -42,10 +42,15 @@ def same(a: Any, b: Any) -> bool:
     return _same(a, b, set())
 
 
+def same_kind(a: Any, b: Any) -> bool:
+    """Whether two values are of one class; every graph module has a class of its own."""
+    return type(a) is type(b) or (isinstance(a, GraphModule) and isinstance(b, GraphModule))
+
+
 def _same(a: Any, b: Any, assumed: set[tuple[int, int]]) -> bool:
     if a is b or (id(a), id(b)) in assumed:
         return True
-    if type(a) is not type(b):
+    if not same_kind(a, b):
         return False
     assumed.add((id(a), id(b)))
     if isinstance(a, Tensor):
