@@ -104,6 +104,9 @@ class Memory:
         key = key_of(tensor)
         return key is not None and self._owned.get(key, 0) > 0
 
+    def is_parameter(self, value: object) -> bool:
+        return isinstance(value, Tensor) and key_of(value) in self._foreign
+
     def adopt(self, made: object) -> None:
         """Take over the memory of tensors that an operation has just made."""
         for tensor in _tensors(made):

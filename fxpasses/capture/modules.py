@@ -1,6 +1,7 @@
 """Calls of modules: inlined, kept as one node, or taken back and kept as an opaque one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxpasses.capture.guards import check_structure, require_structure, structure_of
-from fxpasses.capture.journal import BASE_KEYS, AttributeWrites, ModuleState, is_same_write
+from fxpasses.capture.journal import AttributeWrites, ModuleState, is_same_write, own_items
 from fxpasses.capture.memory import Checkpoint
 from fxpasses.capture.names import is_identifier
 from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
@@ -75,12 +76,16 @@ class ModuleTracer(Recorder):
         self._num_calls: dict[str, int] = {}
         self._called: list[str] = []  # in order, to take back
         self._hidden: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
-        self._live: set[int] = set()
+        self._live: list[nn.Module] = []
         self._readers = Readers(world, request.places) if request.strict else None
 
     def prepare(self) -> None:
         """Copy what may be written, protect what may not, and hide what a read must be seen of."""
         self.region = torch_state()
+        for module in self.paths.modules():
+            for parameter in (module.__dict__.get("_parameters") or {}).values():
+                if parameter is not None:
+                    self.memory.protect(parameter)
         if self.has_example:
             self.evaluating += 1
             self._own_buffers()
@@ -88,12 +93,7 @@ class ModuleTracer(Recorder):
         self._hide_attributes()
 
     def _own_buffers(self) -> None:
-        modules = list(self.paths.modules())
-        for module in modules:
-            for parameter in (module.__dict__.get("_parameters") or {}).values():
-                if parameter is not None:
-                    self.memory.protect(parameter)
-        for module in modules:
+        for module in self.paths.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             buffers = module.__dict__["_buffers"]
@@ -110,15 +110,34 @@ class ModuleTracer(Recorder):
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             state = module.__dict__
-            is_live = path in self.request.live
-            if is_live:
-                self._live.add(id(module))
             for name, value in list(state.items()):
-                is_tensor = isinstance(value, Tensor)
-                is_own = is_live and name not in BASE_KEYS and name != "forward"
-                if is_tensor or is_own or name == "training":
+                if isinstance(value, Tensor) or name == "training":
                     del state[name]
                     self._hidden[id(module), name] = (module, self._hide(module, name, value))
+            if path in self.request.live:
+                self._live.append(module)
+        self._hide_live()
+
+    def _hide_live(self) -> None:
+        """Hide the Python state of the modules whose forward changes it."""
+        for module in self._live:
+            for name, value in list(own_items(module)):
+                if name != "forward":
+                    del module.__dict__[name]
+                    self._hidden[id(module), name] = (module, value)
+
+    @contextmanager
+    def live_shown(self) -> Generator[None]:
+        """Code that runs for real sees, and changes, the state where it belongs."""
+        live = {id(module) for module in self._live}
+        for key, (module, value) in list(self._hidden.items()):
+            if key[0] in live and key[1] != "training" and not isinstance(value, Tensor):
+                del self._hidden[key]
+                module.__dict__[key[1]] = value
+        try:
+            yield
+        finally:
+            self._hide_live()
 
     def _hide(self, module: nn.Module, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -326,6 +345,7 @@ class ModuleTracer(Recorder):
                 self.guard_after("a module that changes state")
             if self.request.strict:
                 self.world.take()
+                self.random = RandomStates()
             if held.changed():
                 reason = f"{opaque.path or 'a module'} changes a list or dict that it is given"
                 raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)

@@ -243,6 +243,8 @@ class Recorder:
         """Record one operation on what the model passes to it; returns what the model gets."""
         if self.evaluating:
             raise Refusal(OpaqueKind.PYTHON_STATE, "a traced value in Python state")
+        if not self.has_example:
+            self._check_write(op, target, args)
         op, target, args, kwargs = _spellable(op, target, args, kwargs, self)
         encode = self._encoder
         node = self.create_node(
@@ -252,6 +254,15 @@ class Recorder:
             return self._unknown(node, args)
         outcome = self.evaluate(target, lambda: _runner(op, target), args, kwargs)
         return self.give(node, outcome)
+
+    def _check_write(self, op: str, target: Any, args: tuple[Any, ...]) -> None:
+        """Without an example, a write to a parameter shows only in the name of the method."""
+        name = name_of(target)
+        owner = args[0] if args else UNKNOWN
+        is_method = op == "call_method" and name.endswith("_") and not name.endswith("__")
+        is_write = is_method or (op == "call_function" and target in IN_PLACE)
+        if is_write and isinstance(owner, Value) and self.memory.is_parameter(owner.known):
+            raise self.refuse(OpaqueKind.WRITES_PARAMETER, "writes a parameter in place")
 
     def _unknown(self, node: Node, args: tuple[Any, ...]) -> Made:
         made = Made(node, self, UNKNOWN, Taint.DATA)

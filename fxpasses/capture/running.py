@@ -1,6 +1,7 @@
 """Runs an opaque module's own code on the example, and notes what it calls."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ class Host(Protocol):
     paths: Paths
     region: tuple[Any, ...]
 
+    def live_shown(self) -> AbstractContextManager[None]: ...
     def replace_known(self, old: Tensor, new: Tensor) -> None: ...
 
 
@@ -33,6 +35,18 @@ def run_module(
     Returns its result, detached, and the paths of the modules whose Python state it changed.
     A module that writes a parameter is run again with parameters of its own.
     """
+    with host.live_shown():
+        out, states = _run_protected(host, module, path, args, kwargs)
+        changed = {where for where, state in states.items() if state.changed()}
+    if changed:
+        host.memory.also_undo(lambda: _restore(host, states))
+    return map_leaves(out, _detached), changed
+
+
+def _run_protected(
+    host: Host, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, ModuleState]]:
+    """The result, and the Python state of the modules below as it was before."""
     point = host.memory.checkpoint()
     states = _states_below(module, path)
     try:
@@ -41,20 +55,19 @@ def run_module(
         if refusal.kind is not OpaqueKind.WRITES_PARAMETER:
             raise
         host.memory.undo(point)
-        _restore(states)
+        _restore(host, states)
         _own_parameters(host, module)
         point = host.memory.checkpoint()
+        states = _states_below(module, path)
         out = _run_noting(host, module, path, args, kwargs)
     host.memory.keep(point)
-    changed = {where for where, state in states.items() if state.changed()}
-    if changed:
-        host.memory.also_undo(lambda: _restore(states))
-    return map_leaves(out, _detached), changed
+    return out, states
 
 
-def _restore(states: Mapping[str, ModuleState]) -> None:
-    for state in states.values():
-        state.restore()
+def _restore(host: Host, states: Mapping[str, ModuleState]) -> None:
+    with host.live_shown():
+        for state in states.values():
+            state.restore()
 
 
 def _detached(leaf: Any) -> Any:
