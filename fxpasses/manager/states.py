@@ -27,6 +27,8 @@ class GraphState:
 
     shape: tuple[Any, ...]
     attributes: tuple[Any, ...]
+    held: int
+    """How many modules and tensors the module holds, whether a node names them or not."""
 
     @classmethod
     def of(cls, module: GraphModule) -> "GraphState":
@@ -47,12 +49,19 @@ class GraphState:
                 shape.append((node.op, operands))
             else:
                 shape.append((node.op, node.target, operands))
-        return cls(tuple(shape), tuple(attributes))
+        held = sum(
+            1 for each in (module.modules, module.parameters, module.buffers) for _ in each()
+        )
+        return cls(tuple(shape), tuple(attributes), held)
 
     def same_as(self, other: "GraphState") -> bool:
         return self.shape == other.shape and all(
             same(a, b) for a, b in zip(self.attributes, other.attributes, strict=True)
         )
+
+    def came_back_to(self, earlier: "GraphState") -> bool:
+        """Whether the graph is as it was, and the module holds no less than it did then."""
+        return self.held >= earlier.held and self.same_as(earlier)
 
 
 class States:
@@ -66,7 +75,7 @@ class States:
         """How many rounds ago the program was as it is now; else None, and it is remembered."""
         now = self._now()
         for ago, earlier in enumerate(reversed(self._seen), start=1):
-            if all(state.same_as(earlier[path]) for path, state in now.items()):
+            if all(state.came_back_to(earlier[path]) for path, state in now.items()):
                 return ago
         self._seen.append(now)
         return None
