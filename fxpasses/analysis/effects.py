@@ -26,7 +26,6 @@ from fxpasses.ops import (
     Op,
     Schema,
     arguments_of,
-    bind,
     bind_schema,
     choose,
     computes_as,
@@ -36,9 +35,11 @@ from fxpasses.ops import (
     is_pure,
     is_raising,
     module_of,
+    named,
     op_of,
     op_of_function,
     op_of_module,
+    schemas_of,
     schemas_of_function,
     schemas_of_method,
 )
@@ -239,32 +240,25 @@ _Rule: TypeAlias = Callable[[Mapping[str, Any], Node], Effects]
 
 
 def _of_known_call(op: Op, node: Node) -> Effects:
-    arguments = bind(node)
-    return UNKNOWN if arguments is None else _of_known_op(op, arguments, node)
+    found = choose(schemas_of(node), node.args, node.kwargs)
+    if found is None:
+        return UNKNOWN
+    written = _nodes_in([node.kwargs.get("out"), _written(*found)])
+    operands = tuple(operand for operand in written if not is_number(operand))
+    return _of_known_op(op, named(*found), node, operands)
 
 
-def _of_known_op(op: Op, arguments: Mapping[str, Any], node: Node) -> Effects:
+def _of_known_op(
+    op: Op, arguments: Mapping[str, Any], node: Node, written: tuple[Node, ...] = ()
+) -> Effects:
+    """Effects by the rule of the op, and what in-place forms, `inplace=True` and `out=` write."""
     rule = _RULES.get(op)
     own = NONE if rule is None else rule(arguments, node)
     if op in DROPOUTS and not own.random:
         return NONE  # Even in place.
-    return both(own, Effects(writes=_written_operands(arguments, node)))
-
-
-def _written_operands(arguments: Mapping[str, Any], node: Node) -> tuple[Node, ...]:
-    """What in-place forms, `inplace=True` and `out=` write."""
     if arguments.get("inplace"):
-        return _nodes_in(arguments.get("input", node.args[:1]))
-    if node.op == "call_module":
-        return ()
-    schemas = (
-        schemas_of_method(str(node.target))
-        if node.op == "call_method"
-        else schemas_of_function(node.target)
-    )
-    found = choose(schemas, node.args, node.kwargs)
-    written = _nodes_in([node.kwargs.get("out"), [] if found is None else _written(*found)])
-    return tuple(operand for operand in written if not is_number(operand))
+        written = _nodes_in(arguments.get("input", node.args[:1]))
+    return both(own, Effects(writes=written)) if written else own
 
 
 def _nodes_in(value: Any) -> tuple[Node, ...]:

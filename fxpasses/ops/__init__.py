@@ -43,6 +43,8 @@ from fxpasses.ops.signatures import (
     bind_schema,
     choose,
     forward_arguments,
+    named,
+    schemas_of,
     with_arguments,
 )
 from fxpasses.ops.spelling import Spellings, spell
@@ -90,11 +92,13 @@ __all__ = [
     "is_pure",
     "is_raising",
     "module_of",
+    "named",
     "op_of",
     "op_of_function",
     "op_of_module",
     "reads_only_metadata",
     "schemas_named",
+    "schemas_of",
     "schemas_of_function",
     "schemas_of_method",
     "spell",

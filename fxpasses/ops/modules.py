@@ -59,8 +59,14 @@ def is_plain(module: nn.Module) -> bool:
     state = vars(module)
     if any(state.get(hooks) for hooks in _HOOKS) or state.get("_compiled_call_impl") is not None:
         return False
-    replaced = state.keys() & computing_names(type(module))
-    return not any(isinstance(_static(type(module), name), FunctionType) for name in replaced)
+    return _methods(type(module)).isdisjoint(state)
+
+
+@cache
+def _methods(cls: type) -> frozenset[str]:
+    """The methods that compute."""
+    names = computing_names(cls)
+    return frozenset(name for name in names if isinstance(_static(cls, name), FunctionType))
 
 
 def _static(cls: type, name: str) -> Any:

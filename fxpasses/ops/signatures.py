@@ -17,12 +17,9 @@ from fxpasses.ops.schemas import (
     MISSING,
     Parameter,
     Schema,
-    schema_of,
     schemas_of_function,
     schemas_of_method,
 )
-
-__all__ = ["arguments_of", "bind", "bind_schema", "forward_arguments", "schema_of"]
 
 # Names that torch takes from NumPy.
 _NUMPY: Final[Mapping[str, str]] = {
@@ -67,20 +64,20 @@ def bind(node: Node) -> dict[str, Any] | None:
 
     For a module these are the arguments of `forward`; its settings are attributes.
     """
-    match node.op:
-        case "call_function":
-            schemas = schemas_of_function(node.target)
-        case "call_method":
-            schemas = schemas_of_method(str(node.target))
-        case "call_module":
-            owner = node.graph.owning_module
-            if owner is None:
-                return None
-            return forward_arguments(owner.get_submodule(str(node.target)), node.args, node.kwargs)
-        case _:
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        if owner is None:
             return None
-    found = choose(schemas, node.args, node.kwargs)
-    return None if found is None else _named(*found)
+        return forward_arguments(owner.get_submodule(str(node.target)), node.args, node.kwargs)
+    found = choose(schemas_of(node), node.args, node.kwargs)
+    return None if found is None else named(*found)
+
+
+def schemas_of(node: Node) -> tuple[Schema, ...]:
+    """Every overload that a function or method call may mean."""
+    if node.op == "call_function":
+        return schemas_of_function(node.target)
+    return schemas_of_method(str(node.target)) if node.op == "call_method" else ()
 
 
 def forward_arguments(
@@ -242,7 +239,8 @@ def _kind_fits(value: Any, kind: str, *, strict: bool) -> bool:
     return any(isinstance(value, cls) and kind in kinds for cls, kinds in _KINDS.items())
 
 
-def _named(schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def named(schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names that all spellings share."""
     return {
         canonical_name(schema, name): value
         for name, value in arguments.items()

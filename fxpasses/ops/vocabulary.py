@@ -10,7 +10,8 @@ from torch.fx import Node
 
 from fxpasses.ops.modules import computes_as, is_plain
 from fxpasses.ops.op import Op
-from fxpasses.ops.signatures import arguments_of, schema_of
+from fxpasses.ops.schemas import schema_of, schemas_of_function
+from fxpasses.ops.signatures import arguments_of
 from fxpasses.ops.spelling import Spellings
 from fxpasses.ops.tables import VOCABULARY
 
@@ -81,7 +82,11 @@ def module_of(node: Node) -> nn.Module:
     """The module that a `call_module` node calls."""
     owner = node.graph.owning_module
     assert owner is not None, "a pass runs on the graph of a GraphModule"
-    return owner.get_submodule(str(node.target))
+    found: nn.Module = owner
+    # What `get_submodule` does, without its questions: this is asked for every node, often.
+    for name in str(node.target).split("."):
+        found = vars(found)["_modules"].get(name) or getattr(found, name)
+    return found
 
 
 @cache
@@ -110,7 +115,15 @@ def _op_of_overload(overload: OpOverload[..., Any]) -> Op | None:
 
 
 def _conv(node: Node) -> Op:
+    if node.op != "call_function" or not _may_be_transposed(node.target):
+        return Op.CONV
     return Op.CONV_TRANSPOSE if arguments_of(node).get("transposed") is True else Op.CONV
+
+
+@cache
+def _may_be_transposed(target: Any) -> bool:
+    parameters = (p for schema in schemas_of_function(target) for p in schema.parameters)
+    return any(p.name == "transposed" for p in parameters)
 
 
 def _with_indices(plain: Op, with_indices: Op) -> Callable[[Node], Op]:

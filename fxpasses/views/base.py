@@ -29,9 +29,15 @@ class View:
         if not isinstance(node, Node):
             return None
         op = op_of(node)
-        if op is None or (cls.ops is not None and op not in cls.ops) or bind(node) is None:
+        if op is None or (cls.ops is not None and op not in cls.ops):
             return None
-        return cls(node)
+        arguments = bind(node)
+        if arguments is None:
+            return None
+        view = cls(node)
+        # What was found out on the way need not be found out again.
+        vars(view).update(op=op, arguments=arguments)
+        return view
 
     @cached_property
     def op(self) -> Op:
