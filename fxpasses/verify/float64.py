@@ -149,7 +149,7 @@ class Float64:
             generator = torch.Generator(value.device).manual_seed(0)
             self._generators[value.device] = generator
         ups = torch.randint(0, 2, value.shape, generator=generator, device=value.device)
-        return value * (1 + self._noise * (2 * ups - 1))
+        return value * (1 + self._noise * (2 * ups.to(value.dtype) - 1))
 
 
 @contextmanager

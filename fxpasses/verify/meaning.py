@@ -24,12 +24,18 @@ def check_meaning(
     """
     comparison = distance(result, truth, rows=probe.rows)
     note_stop(findings, comparison)
-    over = any(not d.in_kind and d.error > bound for d in comparison.found.values())
-    if over:
+    found, bounds = comparison.found, dict.fromkeys(comparison.found, bound)
+    if any(not d.in_kind and d.error > bound for d in found.values()):
         noisy = runs.wide(original, probe, noise=NOISE)
         moved = distance(noisy, truth, rows=probe.rows)
-        errors = [d.error for d in moved.found.values() if not d.in_kind]
-        bound = max(bound, ROUNDINGS * max(errors, default=0.0) / NOISE)
-    for key, found in comparison.found.items():
-        findings.judge("meaning", probe.name, key, found, bound, "relative error")
-    return bound
+        note_stop(findings, moved)
+        for key in found:
+            if key in moved.found and not moved.found[key].in_kind:
+                amplified = moved.found[key].error / NOISE
+                bounds[key] = max(bound, ROUNDINGS * amplified)
+            else:
+                # Behind a decision that the least disturbance turns round.
+                del bounds[key]
+    for key, widest in bounds.items():
+        findings.judge("meaning", probe.name, key, found[key], widest, "relative error")
+    return max(bounds.values(), default=bound)

@@ -29,7 +29,7 @@ from fxpasses.verify.unavailable import first_line, is_unavailable
 SITE_BOUND = 1e-12
 """Relative L2 that a rewrite may move a value by in float64."""
 
-NOISE = 2.0**-30
+NOISE = 2.0**-38
 """Relative disturbance by which the conditioning of a computation is measured."""
 
 ROUNDINGS = 2.0**-44
