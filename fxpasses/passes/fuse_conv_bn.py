@@ -1,7 +1,8 @@
 """Fold an inference-time batch norm into the convolution or linear layer next to it.
 
-    batch_norm(conv(x, W, b))  ->  conv(x, W', b')
-    conv(batch_norm(x), W, b)  ->  conv(x, W', b')
+    batch_norm(conv(x, W, b))             ->  conv(x, W', b')
+    conv(batch_norm(x), W, b)             ->  conv(x, W', b')
+    batch_norm(flatten(linear(x, W, b)))  ->  flatten(linear(x, W', b'))
 
 Both are affine, channel by channel. The new weights are computed in float64 and rounded once, so
 the outputs move by rounding only. The layer may be transposed, grouped or linear.
@@ -19,7 +20,7 @@ from torch.fx import Node
 from fxpasses.analysis.constants import is_ordinary
 from fxpasses.analysis.liveness import asks_about
 from fxpasses.core import Editor, Facts, Fold, Numerics, Rewrite, widened
-from fxpasses.views import BatchNorm, Conv, Linear, Weighted
+from fxpasses.views import BatchNorm, Conv, Flatten, Linear, Weighted
 
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
@@ -29,7 +30,9 @@ Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
 class Site:
     layer: Weighted
     norm: BatchNorm
-    norm_is_first: bool
+    norm_is_first: bool = False
+    flat: Flatten | None = None
+    """What makes rows of a linear layer's output, between the layer and the norm."""
 
     @property
     def first(self) -> Node:
@@ -38,6 +41,11 @@ class Site:
     @property
     def last(self) -> Node:
         return self.layer.node if self.norm_is_first else self.norm.node
+
+    @property
+    def between(self) -> tuple[Node, ...]:
+        """What the rewrite makes superfluous, and others may read."""
+        return (self.first, self.flat.node) if self.flat else (self.first,)
 
     @property
     def is_transposed(self) -> bool:
@@ -103,6 +111,8 @@ def norm_works_on_the_channels(site: Site, facts: Facts) -> str | None:
     """Axis 1 is the layer's channels only where there is a batch and, for linear, no more."""
     weight, var = site.known["weight"], site.known["var"]
     rank = facts.rank(site.norm.input)
+    if site.flat and not _leaves_the_last_axis(site.flat, facts.rank(site.layer.node)):
+        return "the layer's channels are flattened too, or its rank is not known"
     if rank is None and not site.norm.accepts_only_rank(weight.dim()):
         return "the rank of the norm's input is not known"
     if rank not in (None, weight.dim()):
@@ -169,8 +179,11 @@ def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
 
 
 def nothing_else_reads_between(site: Site, facts: Facts) -> str | None:
-    others = [reader for reader in facts.readers(site.first) if reader is not site.last]
-    return f"{others[0].name} reads {site.first.name} too" if others else None
+    for node in site.between:
+        for reader in facts.readers(node):
+            if reader is not site.last and reader not in site.between:
+                return f"{reader.name} reads {node.name} too"
+    return None
 
 
 class FuseConvBn(Rewrite[Site]):
@@ -203,8 +216,7 @@ class FuseConvBn(Rewrite[Site]):
     def match(self, node: Node, facts: Facts) -> Site | None:  # noqa: ARG002  the pattern alone
         norm = BatchNorm.at(node)
         if norm is not None:
-            layer = _layer_at(norm.input)
-            return layer and Site(layer, norm, norm_is_first=False)
+            return _site_before(norm)
         layer = _layer_at(node)
         norm = layer and BatchNorm.at(layer.input)
         return Site(layer, norm, norm_is_first=True) if layer and norm else None
@@ -219,11 +231,37 @@ class FuseConvBn(Rewrite[Site]):
             fused = site.layer.with_parameters(edit, weight, bias)
         if site.norm_is_first:
             edit.rewire(fused, site.first, site.norm.input)
-        other_side = site.norm.input if site.norm_is_first else fused
-        for reader in filter(asks_about, list(site.first.users)):
-            # The size, that is, which is the same on both sides of the norm.
-            edit.rewire(reader, site.first, other_side)
-        edit.replace(site.last, fused, absorbing=[site.first])
+            _repoint(edit, site.first, site.norm.input)
+        else:
+            _repoint(edit, site.first, fused)
+        result = fused
+        if site.flat:
+            with edit.before(site.flat.node):
+                result = edit.copy(site.flat.node)
+            edit.rewire(result, site.first, fused)
+            _repoint(edit, site.flat.node, result)
+        edit.replace(site.last, result, absorbing=site.between)
+
+
+def _site_before(norm: BatchNorm) -> Site | None:
+    if layer := _layer_at(norm.input):
+        return Site(layer, norm)
+    flat = Flatten.at(norm.input)
+    layer = flat and Linear.at(flat.input)
+    return Site(layer, norm, flat=flat) if layer else None
+
+
+def _repoint(edit: Editor, old: Node, new: Node) -> None:
+    """Let who asks for the size of `old`, and the like, ask `new`, which has the same."""
+    for reader in list(old.users):
+        if asks_about(reader, old):
+            edit.rewire(reader, old, new)
+
+
+def _leaves_the_last_axis(flat: Flatten, rank: int | None) -> bool:
+    if rank is None:
+        return False
+    return flat.start_dim % rank == 0 and flat.end_dim % rank == rank - 2
 
 
 def _layer_at(node: object) -> Weighted | None:

@@ -71,3 +71,16 @@ def test_what_is_replaced_reads_no_more() -> None:
     with edit.rewrite("id", at=nodes["relu"]):
         edit.replace(nodes["relu"], edit.call_function(torch.tanh, nodes["x"]))
     assert [n.name for n in facts.readers(nodes["add"])] == ["mul"]
+
+
+def test_what_is_shaped_like_a_value_does_not_read_it() -> None:
+    def shaped(x: Tensor) -> Tensor:
+        a = x + 1
+        b = x * 2
+        return b.reshape_as(a) + b.view_as(other=a)
+
+    module = symbolic_trace(shaped)
+    nodes = {node.name: node for node in module.graph.nodes}
+    facts = GraphFacts(module)
+    assert not facts.readers(nodes["add"])
+    assert [n.name for n in facts.readers(nodes["mul"])] == ["reshape_as", "view_as"]

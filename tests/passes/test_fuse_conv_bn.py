@@ -235,6 +235,43 @@ def test_folds_linear_layers_on_rows(bias: bool) -> None:
     torch.testing.assert_close(module(ROWS), expected)
 
 
+class LinearNorm(nn.Module):
+    """As levit writes it."""
+
+    def __init__(self, start: int = 0, end: int = 1) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), drawn(nn.BatchNorm1d(4))
+        self.flatten = nn.Flatten(start, end)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return self.norm(self.flatten(y)).reshape_as(y)
+
+
+class MethodLinearNorm(LinearNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        rows = y.flatten(0, 1)
+        return self.norm(rows).view(y.shape) * rows.shape[0]
+
+
+SEQUENCE = IMAGE[0, :, :4, :4]
+
+
+@pytest.mark.parametrize("model", [LinearNorm(), LinearNorm(0, -2), MethodLinearNorm()])
+def test_folds_through_what_makes_rows(model: nn.Module) -> None:
+    module = traced(model, SEQUENCE)
+    expected = module(SEQUENCE)
+
+    apply(FuseConvBn(), module)
+
+    assert [op for op in ops(module) if op in (Op.LINEAR, Op.FLATTEN, Op.BATCH_NORM)] == [
+        Op.LINEAR,
+        Op.FLATTEN,
+    ]
+    torch.testing.assert_close(module(SEQUENCE), expected)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     "layer",
@@ -593,6 +630,7 @@ ALSO_REFUSED: list[tuple[Condition[Site], Case]] = [
         subject.norm_works_on_the_channels,
         Case(InARow(drawn(nn.BatchNorm1d(4)), nn.Linear(4, 4)), IMAGE[0, :, :4, :4]),
     ),
+    (subject.norm_works_on_the_channels, Case(LinearNorm(1, 2), torch.ones(3, 1, 4))),
     (subject.nothing_writes_between, Case(InputWrittenBetween())),
     (
         subject.padding_is_not_shifted,
