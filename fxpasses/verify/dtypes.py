@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxpasses.core import VALUE, Numerics, Program, Region, TensorInfo
 from fxpasses.verify.probes import Probe
 from fxpasses.verify.regions import borders_read, run_region
-from fxpasses.verify.runner import Environment, NoVisitor, Visitor, run_program
+from fxpasses.verify.runner import Environment, NoVisitor, Visitor, modules_of, run_program
 from fxpasses.verify.sites import Site, region_before
+from fxpasses.verify.state import untouched
 from fxpasses.verify.unavailable import first_line
 
 
@@ -46,7 +47,9 @@ class Kinds:
     def _propagate(self, seen: dict[str, dict[str, Any]]) -> None:
         """Run the program on fake tensors, for graphs whose front end noted nothing."""
         real = self._example.call()
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        # Modules that run their own code may keep what they see.
+        kept = untouched(modules_of(self._program), clone=False)
+        with kept, FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             args, kwargs = tree_map_only(Tensor, mode.from_tensor, real)
 
             def visitor(path: str, graph_module: GraphModule) -> Visitor:
