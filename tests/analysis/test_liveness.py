@@ -49,7 +49,8 @@ def test_readers_of_a_size_are_no_readers_of_the_value() -> None:
     facts = GraphFacts(module)
     assert [n.name for n in facts.readers(nodes["relu"])] == ["mul"]
     assert [n.name for n in facts.readers(nodes["add"])] == ["relu", "mul"]
-    assert {n.name for n in module.graph.nodes if asks_about(n)} == {
+    asking = {n.name for n in module.graph.nodes if n.args and asks_about(n, n.args[0])}
+    assert asking == {
         "size",
         "getattr_1",
         "dim",
@@ -60,7 +61,15 @@ def test_readers_of_a_size_are_no_readers_of_the_value() -> None:
 
 def test_attributes_that_hold_the_value_are_readers() -> None:
     module = symbolic_trace(lambda x: (x.T, x.data, x.mT, x.dtype, x.device, x.ndim))
-    assert [asks_about(n) for n in module.graph.nodes] == [False] * 4 + [True] * 3 + [False]
+    x, *calls, _ = module.graph.nodes
+    assert [asks_about(n, x) for n in calls] == [False] * 3 + [True] * 3
+
+
+def test_a_view_like_another_reads_only_the_size_of_the_other() -> None:
+    module = symbolic_trace(lambda x, y: (x.view_as(y), x.expand_as(other=y), x.reshape_as(y)))
+    x, y, *calls, _ = module.graph.nodes
+    assert [asks_about(n, y) for n in calls] == [True] * 3
+    assert [asks_about(n, x) for n in calls] == [False] * 3
 
 
 def test_what_is_replaced_reads_no_more() -> None:
