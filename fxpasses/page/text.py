@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, TypeVar
 
 from fxpasses.core import Record
@@ -16,6 +17,7 @@ from fxpasses.core.record import (
 from fxpasses.page.numbers import count, place, seconds, share, size, small
 
 _LABEL = 11
+_WIDTH = 120
 _OPAQUE_SHOWN = 10
 _REFUSALS_SHOWN = 4
 _NAMES_SHOWN = 3
@@ -39,7 +41,18 @@ def as_text(record: Record, calls: Mapping[str, Any] | None, *, details: bool = 
 
 def _section(label: str, lines: Sequence[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
-        yield f"{label if number == 0 else '':<{_LABEL}}{line}".rstrip()
+        indent = len(line) - len(line.lstrip())
+        wrapped = wrap(
+            line,
+            _WIDTH - _LABEL,
+            subsequent_indent=" " * (indent + 2),
+            drop_whitespace=True,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for part, text in enumerate(wrapped):
+            first = label if number == part == 0 else ""
+            yield f"{first:<{_LABEL}}{text}".rstrip()
 
 
 def _head(record: Record) -> Iterator[str]:
@@ -63,15 +76,20 @@ def _capture(capture: CaptureRecord, *, details: bool) -> Iterator[str]:
     if details:
         named = [f"{path or '(the model)'}: {nodes}" for path, nodes in capture.graphs.items()]
         yield from _section("nodes of", named)
-    shown, rest = _cut(capture.opaque, _OPAQUE_SHOWN, details=details)
-    lines = [_opaque(leaf) for leaf in shown]
-    yield from _section("opaque", [*lines, *_more(rest)] or ["none"])
+    yield from _section("opaque", list(_opaque(capture.opaque, details=details)) or ["none"])
     yield from _section("", capture.notes if details else capture.notes[:_NOTES_SHOWN])
 
 
-def _opaque(leaf: OpaqueRecord) -> str:
-    path = leaf.path or "(the model)"
-    return f"{path} ({leaf.type}), {leaf.kind}: {leaf.reason} [{place(leaf.source)}]"
+def _opaque(leaves: Sequence[OpaqueRecord], *, details: bool) -> Iterator[str]:
+    """Modules of one class that are opaque for one reason share a line."""
+    groups: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for leaf in leaves:
+        groups[leaf.type, leaf.kind, leaf.reason, place(leaf.source)].append(leaf.path)
+    shown, rest = _cut(list(groups.items()), _OPAQUE_SHOWN, details=details)
+    for (kind_of_module, kind, reason, line), paths in shown:
+        names = _names([path or "(the model)" for path in paths], details=details)
+        yield f"{names} ({kind_of_module}), {kind}: {reason} [{line}]"
+    yield from _more(rest)
 
 
 def _passes(record: Record, *, details: bool) -> Iterator[str]:
