@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from fxpasses.capture.internals import OPERATIONS
 from fxpasses.capture.names import is_identifier
 from fxpasses.capture.proxies import VALUE_TYPES, Made, Shape
 from fxpasses.capture.refusal import Refusal
@@ -119,7 +120,7 @@ class Encoder:
             whole = self._sink.whole(value)
             if whole is not None:
                 return whole
-        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):  # noqa: SLF001 - no public name
+        if isinstance(value, OPERATIONS):
             return value
         return self._scalar(value)
 

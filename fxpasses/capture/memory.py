@@ -1,29 +1,22 @@
 """Which memory the example may write while it runs along, and how writes are taken back."""
 
 import copy
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fxpasses.capture.internals import functions_off, modes_off
 from fxpasses.capture.refusal import Refusal
 from fxpasses.capture.request import OpaqueKind
-
-
-@contextmanager
-def modes_off() -> Generator[None]:
-    """Neither mode has anything to say about what runs in this block."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # noqa: SLF001
-        yield
 
 
 def key_of(tensor: Tensor) -> int | None:
     """The identity of a tensor's memory; None where it has none of its own to protect."""
     try:
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 - our own question, not the model's
+        with functions_off():  # our own question, not the model's
             if tensor.layout is not torch.strided or tensor.is_meta:
                 return None
             return tensor.untyped_storage().data_ptr() or None

@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpasses.capture.memory import Memory, modes_off
+from fxpasses.capture.internals import (
+    generator_states,
+    modes_off,
+    schema_of,
+    set_generator_states,
+)
+from fxpasses.capture.memory import Memory
 from fxpasses.capture.refusal import Refusal
 from fxpasses.capture.request import OpaqueKind
 
@@ -62,7 +68,7 @@ class _Rule:
 
 @cache
 def _rule_of(func: Any) -> _Rule:
-    schema = func._schema  # noqa: SLF001 - there is no public way to a schema
+    schema = schema_of(func)
     arguments = list(enumerate(schema.arguments))
     writes = tuple((i, a.name) for i, a in arguments if a.alias_info and a.alias_info.is_write)
     running = ("running_mean", "running_var")
@@ -139,23 +145,15 @@ class GeneratorStates:
 
     def __init__(self) -> None:
         with modes_off():
-            self._states = _states()
+            self._states = generator_states()
 
     def differ(self) -> bool:
         with modes_off():
-            return not all(map(torch.equal, self._states, _states()))
+            return not all(map(torch.equal, self._states, generator_states()))
 
     def restore(self) -> None:
         with modes_off():
-            torch.random.default_generator.set_state(self._states[0])
-            if self._states[1:]:
-                torch.cuda.set_rng_state_all(self._states[1:])
-
-
-def _states() -> list[Tensor]:
-    has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    cuda = torch.cuda.get_rng_state_all() if has_cuda else []
-    return [torch.random.default_generator.get_state(), *cuda]
+            set_generator_states(self._states)
 
 
 def _written(

@@ -10,6 +10,13 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxpasses.capture.guards import check_structure, require_structure, structure_of
+from fxpasses.capture.internals import (
+    is_grad_enabled,
+    last_node,
+    parameters_of,
+    set_grad_enabled,
+    torch_state,
+)
 from fxpasses.capture.journal import AttributeWrites, ModuleState, is_same_write, own_items
 from fxpasses.capture.memory import Checkpoint
 from fxpasses.capture.names import is_identifier
@@ -21,7 +28,7 @@ from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.running import run_module
 from fxpasses.capture.structures import Containers, stateful
 from fxpasses.capture.values import UNKNOWN, Taint, is_leaf_tensor_module
-from fxpasses.capture.watch import RandomStates, Readers, World, torch_state
+from fxpasses.capture.watch import RandomStates, Readers, World
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Running such a module again would change something that the trace cannot put back.
@@ -83,7 +90,7 @@ class ModuleTracer(Recorder):
         """Copy what may be written, protect what may not, and hide what a read must be seen of."""
         self.region = torch_state()
         for module in self.paths.modules():
-            for parameter in (module.__dict__.get("_parameters") or {}).values():
+            for parameter in parameters_of(module).values():
                 if parameter is not None:
                     self.memory.protect(parameter)
         if self.has_example:
@@ -276,7 +283,7 @@ class ModuleTracer(Recorder):
         self.stack_meta = None
 
     def _opaque_for(self, module: nn.Module, path: str, error: Exception) -> Opaque:
-        kind, reason, source = explain(error)
+        kind, reason, source = explain(error, module)
         return Opaque(path, type(module).__name__, kind, reason, source)
 
     def _leaf(
@@ -367,7 +374,7 @@ class ModuleTracer(Recorder):
 
     def mark(self, module: nn.Module, arguments: Any) -> _Mark:
         return _Mark(
-            tail=self.last_node(),
+            tail=last_node(self.graph),
             stack=len(self.module_stack),
             writes=len(self.writes),
             refusals=len(self.refusals),
@@ -379,7 +386,7 @@ class ModuleTracer(Recorder):
             reads_training=len(self.reads_training),
             num_calls=len(self._called),
             memory=self.memory.checkpoint(),
-            grad_mode=torch._C.is_grad_enabled(),  # noqa: SLF001 - the public one is patched
+            grad_mode=is_grad_enabled(),
             state=ModuleState(module),
             arguments=Containers(arguments),
         )
@@ -433,8 +440,8 @@ class ModuleTracer(Recorder):
         del self.reads_training[mark.reads_training :]
         while len(self._called) > mark.num_calls:
             self._num_calls[self._called.pop()] -= 1
-        if torch._C.is_grad_enabled() != mark.grad_mode:  # noqa: SLF001
-            torch._C._set_grad_enabled(mark.grad_mode)  # noqa: SLF001
+        if is_grad_enabled() != mark.grad_mode:
+            set_grad_enabled(mark.grad_mode)
 
 
 def has_global_hooks() -> bool:

@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
-from torch.fx import _symbolic_trace
 
+from fxpasses.capture.internals import frame, wrapped_functions
 from fxpasses.capture.proxies import VALUE_TYPES, Shape, Value, find_value
 from fxpasses.capture.refusal import Refusal
 from fxpasses.capture.request import OpaqueKind
@@ -183,7 +183,6 @@ class Replacements:
     def _builtins(self) -> None:
         host, thread, ident = self._host, self._thread, threading.get_ident
         isinstance_, callable_, print_ = isinstance, callable, print
-        frame = sys._getframe  # noqa: SLF001 - who asks decides the answer
         special = VALUE_TYPES | {Shape}
 
         def is_asked_by_model() -> bool:
@@ -260,7 +259,6 @@ class Replacements:
 
     def _grad_mode(self, function: Callable[[], bool]) -> Callable[[], bool]:
         host, is_tracing = self._host, self._is_tracing
-        frame = sys._getframe  # noqa: SLF001 - who asks decides the answer
 
         def is_grad_enabled() -> bool:
             name = frame(1).f_globals.get("__name__", "")
@@ -306,8 +304,7 @@ class Replacements:
 
     def _wrapped(self) -> None:
         """The functions that `torch.fx.wrap` names."""
-        table: dict[Any, dict[str, Any]] = _symbolic_trace._wrapped_fns_to_patch  # noqa: SLF001 - the only list of them
-        for (_, name), names in list(table.items()):
+        for name, names in wrapped_functions():
             function = names.get(name, getattr(builtins, name, None))
             if function is not None:
                 self._patches.entry(names, name, self._leaf(function))

@@ -3,7 +3,6 @@
 import dis
 import math
 import operator
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Final, Protocol, SupportsIndex
@@ -13,6 +12,7 @@ from torch.fx import Node
 from torch.fx.graph import inplace_methods, magic_methods, reflectable_magic_methods
 
 from fxpasses.capture.guards import check_unpack
+from fxpasses.capture.internals import frame, is_erased
 from fxpasses.capture.refusal import Refusal, is_model_file, model_frame
 from fxpasses.capture.request import OpaqueKind
 from fxpasses.capture.values import (
@@ -107,8 +107,7 @@ class Value:
         raise self._refusal("len() of a traced value")
 
     def __iter__(self) -> Iterator[Any]:
-        frame = sys._getframe(1)  # noqa: SLF001 - who asks decides the answer
-        count = unpacked_count(frame)
+        count = unpacked_count(frame(1))
         known = self.known
         if isinstance(known, (tuple, list)) and self.taint is not Taint.DATA:
             if count != len(known):
@@ -256,7 +255,7 @@ class Lazy(Value):
     @property
     def node(self) -> Node:
         made = self._made
-        if made is None or made._erased:  # noqa: SLF001 - no public way to ask
+        if made is None or is_erased(made):
             made = self._made = self._make()
             self.tracer.note_value(made, self.known, rank_is_fixed=not self.loose)
         return made
@@ -365,26 +364,25 @@ def _peek(root: Value, name: str) -> Any:
 
 
 def _is_called_by_the_model() -> bool:
-    frame = sys._getframe(2)  # noqa: SLF001 - who asks decides the answer
-    return is_model_file(frame.f_code.co_filename)
+    return is_model_file(frame(2).f_code.co_filename)
 
 
 _UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]
 
 
-def unpacked_count(frame: FrameType) -> int | None:
-    """How many names `frame` unpacks into right now, None if it does something else."""
-    code, position = frame.f_code.co_code, frame.f_lasti
+def unpacked_count(asking: FrameType) -> int | None:
+    """How many names a frame unpacks into right now, None if it does something else."""
+    code, position = asking.f_code.co_code, asking.f_lasti
     return code[position + 1] if code[position] == _UNPACK else None
 
 
 def count_unpacked_next() -> int | None:
     """Into how many names the model's code unpacks what is being computed right now."""
-    frame = model_frame()
-    if frame is None:
+    asking = model_frame()
+    if asking is None:
         return None
-    code = frame.f_code.co_code
-    position = frame.f_lasti + 2
+    code = asking.f_code.co_code
+    position = asking.f_lasti + 2
     while position < len(code) and code[position] == 0:  # inline caches of the call
         position += 2
     return code[position + 1] if position < len(code) and code[position] == _UNPACK else None

@@ -13,6 +13,14 @@ from torch.fx.node import map_arg
 from fxpasses.capture.calls import IN_PLACE, attribute, call_method, power
 from fxpasses.capture.encoding import Encoder
 from fxpasses.capture.guards import check_len, check_unpack, guard
+from fxpasses.capture.internals import (
+    ScriptMethod,
+    erase_behind,
+    is_erased,
+    reserve_name,
+    set_grad_enabled,
+    torch_state,
+)
 from fxpasses.capture.memory import Memory
 from fxpasses.capture.names import is_identifier
 from fxpasses.capture.paths import Paths
@@ -49,7 +57,7 @@ from fxpasses.capture.values import (
     mark_known,
     name_of,
 )
-from fxpasses.capture.watch import first_difference, torch_state
+from fxpasses.capture.watch import first_difference
 from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR
 
 # Functions of no tensor whose effect or answer is Python's, not the graph's.
@@ -151,7 +159,7 @@ class Recorder:
         self.request = request
         self.graph = Graph()
         # A node of this name would hide the module in generated code.
-        self.graph._graph_namespace._used_names.add("self")  # noqa: SLF001 - no public way
+        reserve_name(self.graph, "self")
         self.paths = paths
         self.memory = Memory()
         self.evaluating = 0
@@ -220,7 +228,7 @@ class Recorder:
             raise self.refuse(OpaqueKind.REGION, f"{what} changes inside forward")
 
     def _check_alive(self, node: Node) -> Node:
-        if node._erased:  # noqa: SLF001 - no public way to ask
+        if is_erased(node):
             reason = "uses a value that was made inside an opaque module"
             raise self.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
         return node
@@ -288,7 +296,7 @@ class Recorder:
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         grad_mode = self.region[0]
         self.evaluating += 1
-        torch._C._set_grad_enabled(False)  # noqa: SLF001 - a context manager costs ten times that
+        set_grad_enabled(False)
         try:
             return function(*args, **kwargs)
         except Refusal as refusal:
@@ -299,7 +307,7 @@ class Recorder:
                 OpaqueKind.ERROR, f"{type(error).__name__}: {_first_line(error)}"
             ) from error
         finally:
-            torch._C._set_grad_enabled(grad_mode)  # noqa: SLF001
+            set_grad_enabled(grad_mode)
             self.evaluating -= 1
 
     def _classified(self, target: Any, known: Any, operands: _Operands) -> Outcome:
@@ -413,7 +421,7 @@ class Recorder:
     def lift(self, tensor: Tensor) -> Made:
         """The value of a real tensor: a parameter, a buffer, a constant."""
         found = self._tensors.get(id(tensor))
-        if found is not None and not found[1].node._erased:  # noqa: SLF001
+        if found is not None and not is_erased(found[1].node):
             return found[1]
         made = self._lifted(tensor)
         self._tensors[id(tensor)] = (tensor, made)
@@ -483,7 +491,7 @@ class Recorder:
         if self.evaluating:
             raise Refusal(OpaqueKind.PYTHON_STATE, "a traced value in Python state")
         name: str = getattr(function, "__name__", "")
-        if isinstance(function, torch._C.ScriptMethod):  # noqa: SLF001 - no public name
+        if isinstance(function, ScriptMethod):
             raise self.refuse(OpaqueKind.COMPILED, "calls a TorchScript method")
         if find_value((args, kwargs)) is None:
             if _runs_natively(function, name, args):
@@ -580,19 +588,8 @@ class Recorder:
 
     def forget_nodes(self, tail: Node) -> None:
         """Erase every node behind `tail`, and all that is known of them."""
-        graph = self.graph
-        namespace = graph._graph_namespace  # noqa: SLF001 - torch leaves erased names in it
-        node = graph._root._prev  # noqa: SLF001 - the last node
-        while node is not tail:
-            previous = node._prev  # noqa: SLF001
-            graph.erase_node(node)
-            namespace._used_names.discard(node.name)  # noqa: SLF001
-            namespace._obj_to_name.pop(node, None)  # noqa: SLF001
+        for node in erase_behind(self.graph, tail):
             self._guarded.pop(node, None)
-            node = previous
-
-    def last_node(self) -> Node:
-        return self.graph._root._prev  # noqa: SLF001 - no public way to the end of the list
 
 
 def _spellable(

@@ -1,18 +1,21 @@
 """How the tracer refuses what it cannot represent, inside the model's code."""
 
-import sys
+import inspect
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
+from torch import nn
 
 import fxpasses
+from fxpasses.capture.internals import frame
 from fxpasses.capture.request import OpaqueKind
 from fxpasses.core.values import Source
 
 _OURS = str(Path(fxpasses.__file__).parent) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
+TRACE_BEGINS = "run_the_trace"  # the function whose callers are no code of the model
 _PLUMBING = ("/contextlib.py", "/functools.py", "<frozen")
 
 
@@ -37,18 +40,18 @@ def is_model_file(name: str) -> bool:
 
 def model_frame() -> FrameType | None:
     """The innermost running frame of the model's code."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the only way to a frame that costs nothing
-    while frame is not None:
-        if is_model_file(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
+    running: FrameType | None = frame(1)
+    while running is not None and running.f_code.co_name != TRACE_BEGINS:
+        if is_model_file(running.f_code.co_filename):
+            return running
+        running = running.f_back
     return None
 
 
 def here() -> Source | None:
     """The line of the model's code that runs now."""
-    frame = model_frame()
-    return None if frame is None else Source(frame.f_code.co_filename, frame.f_lineno)
+    running = model_frame()
+    return None if running is None else Source(running.f_code.co_filename, running.f_lineno)
 
 
 def where_raised(traceback: TracebackType | None) -> Source | None:
@@ -62,9 +65,15 @@ def where_raised(traceback: TracebackType | None) -> Source | None:
     return found
 
 
-def explain(error: Exception) -> tuple[OpaqueKind, str, Source | None]:
-    """Kind, reason and line of what a module raised while it was traced."""
-    source = where_raised(error.__traceback__)
+def definition_of(module: nn.Module) -> Source | None:
+    """The line where the forward of `module` is defined."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return None if code is None else Source(code.co_filename, code.co_firstlineno)
+
+
+def explain(error: Exception, module: nn.Module) -> tuple[OpaqueKind, str, Source | None]:
+    """Kind, reason and line of what `module` raised while it was traced."""
+    source = where_raised(error.__traceback__) or definition_of(module)
     if isinstance(error, Refusal):
         return error.kind, error.reason, error.where or source
     first_line = (str(error).splitlines() or [""])[0][:160]

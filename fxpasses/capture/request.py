@@ -93,7 +93,7 @@ class Request:
     names alone. `force_opaque` lists paths that are never inlined. `live` names the modules
     whose Python state changes: who else reads it is opaque. `strict` compares globals at each
     module's exit, so that the innermost module that changes them is found; `places` are those
-    that `Outside` named.
+    that `Outside` named. A refused root's own code is run on the example if `run_refused`.
     """
 
     root: nn.Module
@@ -105,6 +105,7 @@ class Request:
     live: frozenset[str] = frozenset()
     strict: bool = False
     places: tuple[str, ...] = ()
+    run_refused: bool = True
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fxpasses.capture.internals import parameters_of, plain_form, set_grad_enabled
 from fxpasses.capture.journal import ModuleState
 from fxpasses.capture.memory import Memory
 from fxpasses.capture.paths import Paths, is_compiled, is_leaf, walk
@@ -95,7 +96,7 @@ def _run_noting(
         if below and not is_leaf(child):
             hook = _note(host.calls, _joined(path, below))
             handles.append(child.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-    torch._C._set_grad_enabled(host.region[0])  # noqa: SLF001 - the mode of the caller
+    set_grad_enabled(host.region[0])  # the mode of the caller
     try:
         return _eager(module, path)(*args, **kwargs)
     finally:
@@ -122,7 +123,7 @@ def _eager(module: nn.Module, path: str) -> Callable[..., Any]:
     if isinstance(module, torch.jit.ScriptModule):
         return module
     if type(module).__name__ == "OptimizedModule":
-        return module._orig_mod  # noqa: SLF001 - the module that torch.compile was given
+        return plain_form(module)
     return module if path else module.forward
 
 
@@ -147,7 +148,7 @@ def _own_parameters(host: Host, module: nn.Module) -> None:
         host.memory.lend(new[key])
         host.replace_known(parameter, new[key])
     for owner in list(host.paths.modules()):
-        for name, parameter in owner._parameters.items():  # noqa: SLF001
+        for name, parameter in parameters_of(owner).items():
             if id(parameter) in new:
-                owner._parameters[name] = new[id(parameter)]  # noqa: SLF001
+                parameters_of(owner)[name] = new[id(parameter)]
                 host.paths.add_tensor(new[id(parameter)], owner, name)

@@ -6,6 +6,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from operator import is_
 from typing import Any, Final
 
 import torch
@@ -192,10 +193,10 @@ def same_content(container: Any, held: Any) -> bool:
     """Whether `container` holds the same objects under the same keys, in the same order."""
     if len(container) != len(held):
         return False
-    if isinstance(container, dict):
-        pairs = zip(container.items(), held.items(), strict=True)
-        return all(_same(k, other) and v is w for (k, v), (other, w) in pairs)
-    return all(a is b for a, b in zip(container, held, strict=True))
+    if type(held) is not dict:
+        return all(map(is_, container, held))
+    same_values = all(map(is_, container.values(), held.values()))
+    return same_values and all(map(_same, container, held))
 
 
 def _same(key: object, other: object) -> bool:

@@ -1,13 +1,14 @@
 """Record what a module computes as a graph, and what cannot be recorded as opaque leaves."""
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fxpasses.capture.deep import run_deep
+from fxpasses.capture.internals import recompile_if_lazy
 from fxpasses.capture.modes import DispatchMode, FunctionMode, GeneratorStates
 from fxpasses.capture.modules import ModuleTracer, has_global_hooks
 from fxpasses.capture.patches import CAPTURE_LOCK, Replacements
@@ -54,7 +55,18 @@ def trace(request: Request) -> Trace:
         Outside: globals changed and `request.strict` is off.
     """
     with CAPTURE_LOCK:
-        return run_deep(_depth(request.root), lambda: _Run(request).trace())
+        _import_early()
+        return run_deep(_depth(request.root), _Run(request).run_the_trace)
+
+
+def _import_early() -> None:
+    """Import what torch imports at the first use of a mode.
+
+    Dynamo keeps tables of the builtins that it finds: it must not find ours.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("torch._dynamo")
 
 
 class _Run:
@@ -62,8 +74,7 @@ class _Run:
 
     def __init__(self, request: Request) -> None:
         for _, module in walk(request.root):
-            if isinstance(module, _LazyGraphModule):
-                module.real_recompile()
+            recompile_if_lazy(module)
         self._request = request
         self._world = World(request.root)
         self._generators = GeneratorStates()
@@ -72,7 +83,7 @@ class _Run:
         self._tracer = ModuleTracer(request, self._paths, self._world)
         self._inputs = Inputs(self._tracer)
 
-    def trace(self) -> Trace:
+    def run_the_trace(self) -> Trace:
         tracer = self._tracer
         replacements = Replacements(tracer, self._world.files.values())
         try:
@@ -115,7 +126,7 @@ class _Run:
             tracer.check_exit(root, inner, out)
             tracer.create_node("output", "output", (tracer.output_argument(out),), {})
         except Exception as error:
-            kind, reason, source = explain(error)
+            kind, reason, source = explain(error, root)
             tracer.roll_back(mark)
             failed = Untraceable(kind, reason, source)
             self._run_root(failed)
@@ -125,7 +136,7 @@ class _Run:
     def _run_root(self, failed: Untraceable) -> None:
         """Run the root's own code on the example, for its children's sake."""
         request, tracer = self._request, self._tracer
-        if request.args is None:
+        if request.args is None or not request.run_refused:
             return
         copies = map_leaves((request.args, dict(request.kwargs or {})), tracer.copied)
         tracer.evaluating += 1

@@ -176,7 +176,7 @@ def name_of(target: object) -> str:
 
 
 def describe(value: object, *, rank_is_fixed: bool) -> Known:
-    """What is kept of `value` in a node's meta: infos for tensors, containers, None for the rest."""
+    """What a node's meta keeps of `value`: infos for tensors in containers, None for the rest."""
     if isinstance(value, Tensor):
         return TensorInfo.of(value, rank_is_fixed=rank_is_fixed)
     if isinstance(value, tuple):

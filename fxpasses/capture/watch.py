@@ -1,52 +1,18 @@
 """What Python and torch keep outside the model's tensors: seen when a forward changes it."""
 
+import collections
 import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import is_
 from typing import Any, Final
 
-import torch
 from torch import nn
 
+from fxpasses.capture.internals import REGION_NAMES
 from fxpasses.capture.journal import Held, hold, same_attributes
 from fxpasses.capture.structures import refill, same_content
-
-REGION_NAMES: Final = (
-    "grad mode",
-    "inference mode",
-    "autocast",
-    "autocast",
-    "the autocast dtype",
-    "saved-tensor hooks (checkpoint)",
-    "the default dtype",
-    "dispatch modes",
-) + ("a backend flag",) * 10
-
-
-def torch_state() -> tuple[Any, ...]:
-    """Everything that a with-block may set for the operations inside it. About 2 us."""
-    c = torch._C  # noqa: SLF001 - the public getters cost ten times as much
-    return (
-        c.is_grad_enabled(),
-        c.is_inference_mode_enabled(),
-        c.is_autocast_enabled("cpu"),
-        c.is_autocast_enabled("cuda"),
-        c.get_autocast_dtype("cpu"),
-        c._autograd._top_saved_tensors_default_hooks(True) is not None,  # noqa: SLF001
-        c.get_default_dtype(),
-        c._len_torch_dispatch_stack(),  # noqa: SLF001
-        c._get_mkldnn_enabled(),  # noqa: SLF001
-        c._get_cudnn_enabled(),  # noqa: SLF001
-        c._get_cudnn_deterministic(),  # noqa: SLF001
-        c._get_cudnn_benchmark(),  # noqa: SLF001
-        c._get_math_sdp_enabled(),  # noqa: SLF001
-        c._get_flash_sdp_enabled(),  # noqa: SLF001
-        c._get_mem_efficient_sdp_enabled(),  # noqa: SLF001
-        c._get_float32_matmul_precision(),  # noqa: SLF001
-        c._get_deterministic_algorithms(),  # noqa: SLF001
-        c._get_cudnn_sdp_enabled(),  # noqa: SLF001
-    )
 
 
 def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
@@ -84,13 +50,17 @@ def _digest(state: Any) -> Any:
 # -- globals, classes, closures
 
 _FOREIGN: Final = frozenset(("torch", "numpy", "builtins", "fxpasses"))
+# Instances of these packages' classes are no place where a model keeps its state.
+_NO_STATE: Final = _FOREIGN | sys.stdlib_module_names
+_CONTAINERS: Final = (dict, list, set, collections.deque, collections.OrderedDict)
+_DEPTH: Final = 2
 _CLASS_KEYS: Final = frozenset(
     ("__doc__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__module__")
 )
-_CODE: Final = (types.FunctionType, property, classmethod, staticmethod)
 
 
 def is_foreign(module_name: str | None) -> bool:
+    """Whether code of this module is no code of the model's."""
     return (module_name or "builtins").split(".")[0] in _FOREIGN
 
 
@@ -101,17 +71,17 @@ class _Snapshot:
         self.items = items
         self.held: dict[str, Held] = {}
         for name, value in items.items():
-            held: Held = []
-            if not isinstance(value, _CODE):
-                hold(value, held, 2)
-            if held:
-                self.held[name] = held
+            if _may_hold(value):
+                held: Held = []
+                hold(value, held, _DEPTH)
+                if held:
+                    self.held[name] = held
 
     def differences(self, now: dict[str, Any]) -> list[str]:
         """The names whose value, or what it holds, is another by now."""
         before = self.items
         names: list[str] = []
-        if now.keys() != before.keys() or not all(map(_is, now.values(), before.values())):
+        if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):
             names = [name for name in {**before, **now} if _differs(now, before, name)]
         inside = [
             name
@@ -119,6 +89,14 @@ class _Snapshot:
             if not all(same_content(container, old) for container, old in held)
         ]
         return [*names, *inside]
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether a global can hold what a forward changes, its own value apart."""
+    kind = type(value)
+    if kind in _CONTAINERS:
+        return True
+    return kind.__module__.split(".")[0] not in _NO_STATE
 
 
 class Place:
@@ -153,7 +131,8 @@ class Place:
         if not snapshot.differences(now):
             return
         for name in now.keys() - snapshot.items.keys():
-            self._remove(name)
+            if not name.startswith("__"):
+                self._remove(name)
         for name, value in snapshot.items.items():
             if name not in now or now[name] is not value:
                 self._write(name, value)
@@ -163,11 +142,9 @@ class Place:
                     refill(container, old)
 
 
-def _is(a: object, b: object) -> bool:
-    return a is b
-
-
 def _differs(now: dict[str, Any], before: dict[str, Any], name: str) -> bool:
+    if name.startswith("__"):  # the registry of warnings and its like
+        return False
     both = name in now and name in before
     return not (both and same_attributes({name: now[name]}, {name: before[name]}))
 
@@ -235,17 +212,13 @@ class World:
         for kind in self._classes:
             yield _class_place(kind)
         for function in self._functions.values():
-            if function.__closure__ or function.__dict__:
+            if _has_state(function):
                 yield _closure_place(function)
 
 
 def _reader(names: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
     def read() -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in list(names.items())
-            if not isinstance(value, (type, types.ModuleType)) and not name.startswith("__")
-        }
+        return dict(names)
 
     return read
 
@@ -261,6 +234,12 @@ def _class_place(kind: type) -> Place:
         delattr(kind, name)
 
     return Place(f"class {kind.__name__}.", read, write, remove)
+
+
+def _has_state(function: types.FunctionType) -> bool:
+    """Whether a closure holds more than the functions and classes that decorators put there."""
+    held = [*map(_content, function.__closure__ or ()), *function.__dict__.values()]
+    return not all(callable(value) for value in held)
 
 
 def _closure_place(function: types.FunctionType) -> Place:
