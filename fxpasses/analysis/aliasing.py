@@ -6,9 +6,9 @@ that it was given or can get at. Two values may alias if they have a root in com
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,18 @@ from fxpasses.analysis.sharing import Sharing, sharing_of
 from fxpasses.core import Effects, attribute, is_replaced
 
 
-class Place(Enum):
-    """Memory that is no single node's."""
+class Place:
+    """Memory that is no single node's. Each is itself alone, and quick to look up."""
 
-    STATE = auto()
+    STATE: ClassVar["Place"]
     """Whatever the module holds."""
-    HIDDEN = auto()
+    HIDDEN: ClassVar["Place"]
     """What code that nothing is known of keeps to itself."""
-    ANYWHERE = auto()
+    ANYWHERE: ClassVar["Place"]
     """Any memory at all."""
 
+
+Place.STATE, Place.HIDDEN, Place.ANYWHERE = Place(), Place(), Place()
 
 Root: TypeAlias = "Node | int | Place"  # a number is a storage that an attribute lies in
 
@@ -53,18 +55,15 @@ class Aliasing:
     def may_alias(self, a: Node, b: Node) -> bool:
         return _meet(self.roots(a), self.roots(b))
 
-    def may_write(self, node: Node, value: Node) -> bool:
-        """Whether running `node` may write the memory of `value`."""
-        return self.may_write_into(node, self.roots(value))
-
-    def may_write_into(self, node: Node, wanted: frozenset[Root]) -> bool:
-        """Whether running `node` may write memory that `wanted` lies in."""
+    def written_by(self, node: Node) -> frozenset[Root]:
+        """The memory that running `node` may write."""
         effects = self._effects(node)
-        if effects.unknown and _meet(self._reached(node), wanted):
-            return True
-        if effects.writes_state and _meet(self._own_state(node), wanted):
-            return True
-        return any(_meet(self.roots(operand), wanted) for operand in effects.writes)
+        found = frozenset[Root]().union(*(self.roots(operand) for operand in effects.writes))
+        if effects.unknown:
+            found |= self._reached(node)
+        if effects.writes_state:
+            found |= self._own_state(node)
+        return found
 
     def roots(self, node: Node) -> frozenset[Root]:
         """Where the value of `node` may lie. Empty for what is no tensor, such as a size."""
@@ -83,14 +82,19 @@ class Aliasing:
             stack.pop()
         return self._roots[node]
 
-    def changed(self, nodes: Iterable[Node]) -> None:
-        """Forget the roots of `nodes`, and of the known values that look into their memory."""
-        stack = list(nodes)
+    def changed(self, nodes: Iterable[Node]) -> list[Node]:
+        """Forget the roots of `nodes`, and of the known values that look into their memory.
+
+        Returns all whose roots are forgotten.
+        """
+        stack, forgotten = list(nodes), list[Node]()
         while stack:
             node = stack.pop()
             roots = self._roots.pop(node, None)
             if roots is not None:
+                forgotten.append(node)
                 stack.extend(u for u in node.users if self._roots.get(u, {u}) != {u})
+        return forgotten
 
     def _sharing(self, node: Node) -> Sharing:
         return sharing_of(node, self._effects(node))
@@ -164,7 +168,7 @@ def _has_address(tensor: Tensor) -> bool:
 
 
 class Writers:
-    """The nodes of a graph that may write something, in order."""
+    """The nodes of a graph that may write something, in order, and where they write."""
 
     def __init__(
         self, module: GraphModule, effects: Callable[[Node], Effects], aliasing: Aliasing
@@ -173,40 +177,47 @@ class Writers:
         self._effects = effects
         self._aliasing = aliasing
         self._nodes: list[Node] | None = None
+        self._written: dict[Node, frozenset[Root]] = {}
+        self._state: Counter[Root] = Counter()
+        """How many nodes write each place that is no node's own memory."""
         self._stale: dict[Node, None] = {}
 
     def between(self, first: Node, last: Node, value: Node) -> Node | None:
         """The first node strictly between two others that may write the memory of `value`."""
         nodes = self._current()
+        wanted = self._aliasing.roots(value)
         for node in nodes[bisect_right(nodes, first) : bisect_left(nodes, last)]:
-            if self._aliasing.may_write(node, value):
+            if _meet(self._written[node], wanted):
                 return node
         return None
 
     def writes_into(self, tensor: Tensor) -> bool:
         """Whether any node may write the memory of `tensor`."""
-        wanted = places_of(tensor)
-        return any(self._aliasing.may_write_into(node, wanted) for node in self._current())
+        self._current()
+        return any(self._state[p] for p in (*places_of(tensor), Place.STATE, Place.ANYWHERE))
 
-    def changed(self, nodes: Iterable[Node]) -> None:
+    def changed(self, nodes: Iterable[Node], forgotten: Iterable[Node]) -> None:
+        """Look again at `nodes`, and at what writes into values whose roots are forgotten."""
         self._stale.update(dict.fromkeys(nodes))
+        for node in forgotten:
+            self._stale.update((user, None) for user in node.users if user in self._written)
 
     def _current(self) -> list[Node]:
         if self._nodes is None:
-            self._nodes = [node for node in self._module.graph.nodes if self._writes(node)]
-            self._stale.clear()
-        for node in self._stale:
+            self._nodes = []
+            self._stale = dict.fromkeys(self._module.graph.nodes)
+        stale, self._stale = self._stale, {}
+        for node in stale:
             self._refresh(self._nodes, node)
-        self._stale.clear()
         return self._nodes
 
     def _refresh(self, nodes: list[Node], node: Node) -> None:
-        at = bisect_left(nodes, node)
-        listed = at < len(nodes) and nodes[at] is node
-        belongs = not is_erased(node) and self._writes(node)
-        if listed and not belongs:
-            del nodes[at]
-        elif belongs and not listed:
+        if node in self._written:
+            self._state.subtract(_of_no_node(self._written.pop(node)))
+            del nodes[bisect_left(nodes, node)]
+        if not is_erased(node) and self._writes(node):
+            self._written[node] = self._aliasing.written_by(node)
+            self._state.update(_of_no_node(self._written[node]))
             insort(nodes, node)
 
     def _writes(self, node: Node) -> bool:
@@ -214,6 +225,10 @@ class Writers:
             return False  # it only waits for the commit
         effects = self._effects(node)
         return bool(effects.writes or effects.writes_state or effects.unknown)
+
+
+def _of_no_node(roots: frozenset[Root]) -> list[Root]:
+    return [root for root in roots if not isinstance(root, Node)]
 
 
 def is_erased(node: Node) -> bool:

@@ -99,8 +99,8 @@ class GraphFacts:
     def changed(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             self._effects.pop(node, None)
-        self._aliasing.changed(nodes)
-        self._writers.changed(nodes)
+        forgotten = self._aliasing.changed(nodes)
+        self._writers.changed(nodes, forgotten)
         self._shapes.changed(nodes)
 
     def _visit(self) -> None:
