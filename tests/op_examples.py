@@ -450,6 +450,10 @@ EXAMPLES: dict[Op, list[Example]] = {
     Op.FEATURE_DROPOUT: _dropouts((4, 5, 3), (4, 5, 3, 2), (4, 5, 3, 2, 2)),
     Op.ALPHA_DROPOUT: _dropouts((2, 3)),
     Op.FEATURE_ALPHA_DROPOUT: _dropouts((4, 5, 3)),
+    Op.STOCHASTIC_DEPTH: [
+        example(input=tensor(4, 3), p=0.5, mode="row", training=training)
+        for training in (True, False)
+    ],
     # Pooling, padding, resampling
     Op.MAX_POOL: _pools(kernel_size=3, stride=2, padding=1, dilation=1, ceil_mode=True),
     Op.MAX_POOL_WITH_INDICES: _with_indices(

@@ -88,7 +88,7 @@ class Outcome:
 
 def calls_of(op: Op) -> Iterator[Call]:
     spellings = VOCABULARY[op]
-    for function in spellings.functions:
+    for function in (*spellings.functions, *installed(spellings.function_names)):
         yield from _calls(f"{_place(function)}", "call_function", function, EXAMPLES[op])
     for overload in overloads_of(spellings.aten):
         yield from _calls(str(overload), "call_function", overload, EXAMPLES[op])
@@ -102,7 +102,7 @@ def calls_of(op: Op) -> Iterator[Call]:
 def spellings_of(op: Op) -> set[str]:
     spellings = VOCABULARY[op]
     return {
-        *map(_place, spellings.functions),
+        *map(_place, (*spellings.functions, *installed(spellings.function_names))),
         *map(str, overloads_of(spellings.aten)),
         *(f".{method}" for method in spellings.methods),
         *(cls.__qualname__ for cls in (*spellings.modules, *installed(spellings.classes))),
@@ -118,7 +118,7 @@ def overloads_of(names: tuple[str, ...]) -> Iterator[Any]:
                 yield found
 
 
-def installed(names: tuple[str, ...]) -> Iterator[type[nn.Module]]:
+def installed(names: tuple[str, ...]) -> Iterator[Any]:
     for name in names:
         module, _, cls = name.rpartition(".")
         try:

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from fxpasses.core import Effects
 from fxpasses.ops import (
     DROPOUTS,
+    KNOWN_FUNCTIONS,
     NN_CLASSES,
     PURE_METHODS,
     SILENT_WRITERS,
@@ -39,6 +40,7 @@ from fxpasses.ops import (
     op_of,
     op_of_function,
     op_of_module,
+    qualified_name,
     schemas_of,
     schemas_of_function,
     schemas_of_method,
@@ -82,8 +84,8 @@ def _of_module(node: Node, declared: Declared) -> Effects:
     module = module_of(node)
     if (known := _of_known_module(module, node)) is not None:
         return known
-    name = f"{type(module).__module__}.{type(module).__qualname__}"
-    if is_plain(module) and (said := declared.get(name)) is not None:
+    said = declared.get(qualified_name(type(module)))
+    if is_plain(module) and said is not None:
         return _declared(said, arguments_of(node))
     return UNKNOWN
 
@@ -144,10 +146,11 @@ def _of_function(node: Node, declared: Declared) -> Effects:
         return _of_known_call(op, node)
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _of_operator(node, target, declared)
-    if (said := declared.get(_name_of(target))) is not None:
+    name = qualified_name(target)
+    if (said := declared.get(name)) is not None:
         return _declared(said, arguments_of(node))
-    if target is torch.nn.functional.multi_head_attention_forward:
-        return Effects(random=arguments_of(node).get("training") is not False)
+    if (shares := KNOWN_FUNCTIONS.get(name)) is not None:
+        return _of_known_function(arguments_of(node), shares)
     if is_pure(target):
         return Effects(writes=_nodes_in(node.kwargs.get("out")))
     if isinstance(target, FunctionType):
@@ -184,8 +187,11 @@ def _of_method(node: Node) -> Effects:
     return _of_schemas(node, schemas_of_method(name))
 
 
-def _name_of(target: Any) -> str:
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
+def _of_known_function(arguments: Mapping[str, Any], shares: Iterable[str]) -> Effects:
+    drops = arguments.get("training") is not False and any(arguments.get(s) != 0 for s in shares)
+    return Effects(
+        writes=_nodes_in(arguments.get("input")) if arguments.get("inplace") else (), random=drops
+    )
 
 
 def _declared(said: str | tuple[str, ...], arguments: Mapping[str, Any]) -> Effects:
@@ -318,6 +324,7 @@ _RULES: Final[Mapping[Op, _Rule]] = {
     Op.FEATURE_DROPOUT: _drops,
     Op.ALPHA_DROPOUT: _drops,
     Op.FEATURE_ALPHA_DROPOUT: _drops,
+    Op.STOCHASTIC_DEPTH: _drops,
     Op.SDPA: _drops_attention,
     Op.RRELU: _random_slopes,
     Op.FRACTIONAL_MAX_POOL: _draws_regions,

@@ -53,6 +53,7 @@ _LOOKS_INTO_ITS_INPUT: Final = frozenset(
         Op.FEATURE_DROPOUT,
         Op.ALPHA_DROPOUT,
         Op.FEATURE_ALPHA_DROPOUT,
+        Op.STOCHASTIC_DEPTH,
         Op.PIXEL_SHUFFLE,
         Op.PIXEL_UNSHUFFLE,
         Op.CHANNEL_SHUFFLE,

@@ -4,6 +4,7 @@ from fxpasses.ops.metadata import METADATA_ATTRIBUTES, is_number, reads_only_met
 from fxpasses.ops.modules import computes_as, computing_names, is_plain
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
+    KNOWN_FUNCTIONS,
     NN_CLASSES,
     PURE_METHODS,
     RAISES_MARK,
@@ -11,6 +12,7 @@ from fxpasses.ops.purity import (
     TRUSTED_NAMESPACES,
     is_pure,
     is_raising,
+    qualified_name,
 )
 from fxpasses.ops.schemas import (  # fmt: skip
     Parameter,
@@ -59,6 +61,7 @@ __all__ = [
     "DROPOUTS",
     "ELEMENTWISE",
     "FACTORIES",
+    "KNOWN_FUNCTIONS",
     "MATMULS",
     "METADATA_ATTRIBUTES",
     "NN_CLASSES",
@@ -96,6 +99,7 @@ __all__ = [
     "op_of",
     "op_of_function",
     "op_of_module",
+    "qualified_name",
     "reads_only_metadata",
     "schemas_named",
     "schemas_of",

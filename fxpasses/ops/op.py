@@ -63,6 +63,7 @@ class Op(StrEnum):
     FEATURE_DROPOUT = auto()
     ALPHA_DROPOUT = auto()
     FEATURE_ALPHA_DROPOUT = auto()
+    STOCHASTIC_DEPTH = auto()
 
     # Pooling, padding, resampling
     MAX_POOL = auto()

@@ -3,7 +3,7 @@
 import builtins
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
@@ -36,6 +36,22 @@ PURE_METHODS: Final = frozenset(
     )
 )
 """Methods of tensors without a schema that only compute."""
+
+KNOWN_FUNCTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "torchvision.models.swin_transformer._patch_merging_pad": (),
+    "torchvision.models.swin_transformer._get_relative_position_bias": (),
+    "torchvision.models.swin_transformer.shifted_window_attention": (
+        "attention_dropout",
+        "dropout",
+    ),
+    "torch.nn.functional.multi_head_attention_forward": ("dropout_p",),
+    "torchvision.ops.drop_block.drop_block2d": ("p",),
+    "torchvision.ops.drop_block.drop_block3d": ("p",),
+}
+"""Functions of other packages that are traced as one call, and only compute.
+
+In training they draw random numbers where one of the operands that stand here is not zero.
+"""
 
 _WRITING_OPERATORS: Final = frozenset(("setitem", "delitem", "call", "methodcaller"))
 _PURE_BUILTINS: Final = frozenset(
@@ -82,6 +98,11 @@ NN_CLASSES: Final = frozenset(
     if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.forward is not nn.Module.forward
 ) - {nn.DataParallel, nn.TripletMarginWithDistanceLoss}
 """The layers of torch: they and their children are all that a call runs."""
+
+
+def qualified_name(thing: Any) -> str:
+    """Where a function or class is to be found: `package.module.name`."""
+    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
 
 
 def is_pure(function: Callable[..., Any]) -> bool:

@@ -18,7 +18,10 @@ NORMS: Final = frozenset(
 )
 
 DROPOUTS: Final = frozenset(
-    {Op.DROPOUT, Op.FEATURE_DROPOUT, Op.ALPHA_DROPOUT, Op.FEATURE_ALPHA_DROPOUT}
+    {
+        *(Op.DROPOUT, Op.FEATURE_DROPOUT, Op.ALPHA_DROPOUT, Op.FEATURE_ALPHA_DROPOUT),
+        Op.STOCHASTIC_DEPTH,
+    }
 )
 """The identity in evaluation."""
 

@@ -19,6 +19,8 @@ class Spellings:
     modules: tuple[type[nn.Module], ...] = ()
     classes: tuple[str, ...] = ()
     """Module classes of optional packages, by qualified name."""
+    function_names: tuple[str, ...] = ()
+    """Functions of optional packages, by qualified name."""
     functions: tuple[Function, ...] = ()
     """The first is the one that the others are compared with."""
     methods: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ def spell(
     *names: str,
     modules: Iterable[type[nn.Module]] = (),
     classes: Iterable[str] = (),
+    function_names: Iterable[str] = (),
     functions: Iterable[Function] = (),
     operators: Iterable[str] = (),
     methods: Iterable[str] = (),
@@ -55,6 +58,7 @@ def spell(
     return Spellings(
         modules=tuple(modules),
         classes=tuple(classes),
+        function_names=tuple(function_names),
         functions=_unique((*functions, *filter(_is_function, found))),
         methods=_unique((*called, *methods)),
         # What every object has, such as `__eq__`, is no operator of aten.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import FunctionType
 from typing import Any, Final, TypeVar
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch.fx import Node
 
 from fxpasses.ops.modules import computes_as, is_plain
 from fxpasses.ops.op import Op
+from fxpasses.ops.purity import qualified_name
 from fxpasses.ops.schemas import schema_of, schemas_of_function
 from fxpasses.ops.signatures import arguments_of
 from fxpasses.ops.spelling import Spellings
@@ -36,6 +38,7 @@ def index_by(
 
 _BY_MODULE: Final = index_by(VOCABULARY, lambda spellings: spellings.modules)
 _BY_CLASS_NAME: Final = index_by(VOCABULARY, lambda spellings: spellings.classes)
+_BY_FUNCTION_NAME: Final = index_by(VOCABULARY, lambda spellings: spellings.function_names)
 _BY_FUNCTION: Final = index_by(VOCABULARY, lambda spellings: spellings.functions)
 _BY_METHOD: Final = index_by(VOCABULARY, lambda spellings: spellings.methods)
 _BY_ATEN: Final = index_by(VOCABULARY, lambda spellings: spellings.aten)
@@ -73,9 +76,12 @@ def op_of_function(target: Any) -> Op | None:
         namespace, _, name = str(target).partition(".")
         return _BY_ATEN.get(name) if namespace == "aten" else None
     try:
-        return _BY_FUNCTION.get(target)
+        op = _BY_FUNCTION.get(target)
     except TypeError:  # what cannot be hashed is in no table
         return None
+    if op is None and isinstance(target, FunctionType):
+        return _BY_FUNCTION_NAME.get(qualified_name(target))
+    return op
 
 
 def module_of(node: Node) -> nn.Module:
@@ -93,13 +99,9 @@ def module_of(node: Node) -> nn.Module:
 def _op_of_class(cls: type[nn.Module]) -> Op | None:
     if base := computes_as(cls, _BY_MODULE):
         return _BY_MODULE[base]
-    named = {base: op for base in cls.__mro__ if (op := _BY_CLASS_NAME.get(_qualified(base)))}
+    named = {base: op for base in cls.__mro__ if (op := _BY_CLASS_NAME.get(qualified_name(base)))}
     base = computes_as(cls, named)
     return None if base is None else named[base]
-
-
-def _qualified(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @cache

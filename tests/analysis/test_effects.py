@@ -362,3 +362,17 @@ def test_a_size_is_added_to_without_writing() -> None:
     again: Node = graph.call_function(operator.iadd, (more, size))
 
     assert effects_of(more) == effects_of(again) == NONE
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.1, True), (0.0, True), (0.1, False)])
+def test_wrapped_functions_of_torchvision(p: float, training: bool) -> None:
+    swin = pytest.importorskip("torchvision.models.swin_transformer")
+    windows = ("x0", "x1", "x1", "x1", [7, 7], 3, [0, 0])
+
+    padded = effects_of_call(swin._patch_merging_pad, "x0")
+    attended = effects_of_call(
+        swin.shifted_window_attention, *windows, dropout=p, training=training
+    )
+
+    assert padded == NONE
+    assert attended == (RANDOM if p and training else NONE)

@@ -76,6 +76,10 @@ LAYER_TABLE: dict[Op, Spellings] = {
         modules=(nn.FeatureAlphaDropout,),
         functions=(F.feature_alpha_dropout,),
     ),
+    Op.STOCHASTIC_DEPTH: spell(
+        classes=("torchvision.ops.stochastic_depth.StochasticDepth",),
+        function_names=("torchvision.ops.stochastic_depth.stochastic_depth",),
+    ),
     # Products
     Op.MATMUL: spell("matmul", operators=("matmul",)),
     Op.MM: spell("mm"),
