@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxpasses.analysis.constants import is_ordinary
-from fxpasses.analysis.liveness import asks_about
 from fxpasses.core import Editor, Facts, Fold, Numerics, Rewrite, widened
-from fxpasses.views import BatchNorm, Conv, Flatten, Linear, Weighted
+from fxpasses.views import BatchNorm, Conv, Flatten, Linear, Weighted, reads_only_metadata
 
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
@@ -254,7 +253,7 @@ def _site_before(norm: BatchNorm) -> Site | None:
 def _repoint(edit: Editor, old: Node, new: Node) -> None:
     """Let who asks for the size of `old`, and the like, ask `new`, which has the same."""
     for reader in list(old.users):
-        if asks_about(reader, old):
+        if reads_only_metadata(reader, old):
             edit.rewire(reader, old, new)
 
 

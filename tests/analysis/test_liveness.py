@@ -5,8 +5,9 @@ from torch import Tensor
 from torch.fx import symbolic_trace
 
 from fxpasses.analysis.facts import GraphFacts
-from fxpasses.analysis.liveness import asks_about, last_readers, live_sets
+from fxpasses.analysis.liveness import last_readers, live_sets
 from fxpasses.core import Editor
+from fxpasses.ops import reads_only_metadata
 
 
 def example(x: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def test_readers_of_a_size_are_no_readers_of_the_value() -> None:
     facts = GraphFacts(module)
     assert [n.name for n in facts.readers(nodes["relu"])] == ["mul"]
     assert [n.name for n in facts.readers(nodes["add"])] == ["relu", "mul"]
-    asking = {n.name for n in module.graph.nodes if n.args and asks_about(n, n.args[0])}
+    asking = {n.name for n in module.graph.nodes if n.args and reads_only_metadata(n, n.args[0])}
     assert asking == {
         "size",
         "getattr_1",
@@ -62,14 +63,14 @@ def test_readers_of_a_size_are_no_readers_of_the_value() -> None:
 def test_attributes_that_hold_the_value_are_readers() -> None:
     module = symbolic_trace(lambda x: (x.T, x.data, x.mT, x.dtype, x.device, x.ndim))
     x, *calls, _ = module.graph.nodes
-    assert [asks_about(n, x) for n in calls] == [False] * 3 + [True] * 3
+    assert [reads_only_metadata(n, x) for n in calls] == [False] * 3 + [True] * 3
 
 
 def test_a_view_like_another_reads_only_the_size_of_the_other() -> None:
     module = symbolic_trace(lambda x, y: (x.view_as(y), x.expand_as(other=y), x.reshape_as(y)))
     x, y, *calls, _ = module.graph.nodes
-    assert [asks_about(n, y) for n in calls] == [True] * 3
-    assert [asks_about(n, x) for n in calls] == [False] * 3
+    assert [reads_only_metadata(n, y) for n in calls] == [True] * 3
+    assert [reads_only_metadata(n, x) for n in calls] == [False] * 3
 
 
 def test_what_is_replaced_reads_no_more() -> None:
