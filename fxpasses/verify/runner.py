@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from fxpasses.capture.result import CapturedModule
 from fxpasses.core import Program, attribute
@@ -67,7 +66,7 @@ class Runner:
         visitor.begins()
         for node in self.nodes:
             if node.op == "output":
-                output = map_arg(node.args[0], values.__getitem__)
+                output = operands(node.args[0], values.__getitem__)
                 visitor.ends(output)
                 return output
             if node.op != "placeholder":
@@ -84,8 +83,8 @@ def call(node: Node, value_of: Callable[[Node], Any], resolve: Callable[[str], A
     """The value of one node."""
     if node.op == "get_attr":
         return resolve(str(node.target))
-    args: Any = map_arg(node.args, value_of)
-    kwargs: Any = map_arg(node.kwargs, value_of)
+    args = operands(node.args, value_of)
+    kwargs = operands(dict(node.kwargs), value_of)
     match node.op:
         case "call_module":
             return resolve(str(node.target))(*args, **kwargs)
@@ -94,6 +93,26 @@ def call(node: Node, value_of: Callable[[Node], Any], resolve: Callable[[str], A
             return getattr(receiver, str(node.target))(*rest, **kwargs)
         case _:
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]  a function here
+
+
+def operands(value: Any, value_of: Callable[[Node], Any]) -> Any:
+    """What stands in a node with the values of nodes in it, in containers as code would make them.
+
+    The graph's own containers are of classes that cannot be written.
+    """
+    if isinstance(value, Node):
+        return value_of(value)
+    if isinstance(value, tuple):
+        parts = [operands(part, value_of) for part in cast("tuple[Any, ...]", value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [operands(part, value_of) for part in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {key: operands(part, value_of) for key, part in items}
+    if isinstance(value, slice):
+        return slice(*(operands(part, value_of) for part in (value.start, value.stop, value.step)))
+    return value
 
 
 def lifetimes(nodes: Sequence[Node], keeps: Mapping[Node, Node]) -> dict[Node, list[Node]]:

@@ -231,9 +231,7 @@ RIGHT: dict[str, Callable[[Case], tuple[str, Do]]] = {
     ),
     "softmax written out": call_with(
         "softmax",
-        lambda e, n: e.call_function(
-            torch.exp, e.call_function(torch.log_softmax, n.args[0], -1)
-        ),
+        lambda e, n: e.call_function(torch.exp, e.call_function(torch.log_softmax, n.args[0], -1)),
     ),
     "subtraction turned round": call_with(
         "sub",
@@ -272,9 +270,7 @@ WRONG: dict[str, Callable[[Case], tuple[str, Do]]] = {
         ).double()
     ),
     "height and width of a kernel swapped": norm_with(
-        weight=lambda w, g, v: (
-            w.transpose(2, 3) * (g / torch.sqrt(v + 1e-5)).reshape(-1, 1, 1, 1)
-        )
+        weight=lambda w, g, v: w.transpose(2, 3) * (g / torch.sqrt(v + 1e-5)).reshape(-1, 1, 1, 1)
     ),
     "weights x 1.001": linear_with(lambda w: w * 1.001),
     "one row x 1.01": linear_with(_one_changed(1.01)),
@@ -302,9 +298,7 @@ WRONG: dict[str, Callable[[Case], tuple[str, Do]]] = {
     "raises": call_with("cat", lambda e, n: e.call_function(torch.cat, n.args[0], 3)),
     "through half precision": call_with(
         "gelu",
-        lambda e, n: e.call_function(
-            F.gelu, e.call_method("bfloat16", n.args[0])
-        ),
+        lambda e, n: e.call_function(F.gelu, e.call_method("bfloat16", n.args[0])),
     ),
 }
 del WRONG["mean along the wrong axis"]

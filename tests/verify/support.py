@@ -100,13 +100,17 @@ class Case:
         self.done.append(Done(record, {"": applied}, numerics))
 
 
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True
+
+
 def captured(model: nn.Module) -> Case:
     """`model` traced by names, and an independent copy over the same tensors."""
     return Case(_program(model), _program(model))
 
 
 def _program(model: nn.Module) -> Program:
-    traced = fx.symbolic_trace(model)
+    traced = fx.GraphModule(model, _Tracer().trace(model))
     traced.train(model.training)
     for node in traced.graph.nodes:
         node.meta[STANDS_FOR] = node.name

@@ -47,7 +47,9 @@ class Casts(nn.Module):
         self.weight = nn.Parameter(torch.randn(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = (x / 3).to(torch.float32) + (x * self.weight).float().sum(1, dtype=torch.float32, keepdim=True)
+        y = (x / 3).to(torch.float32) + (x * self.weight).float().sum(
+            1, dtype=torch.float32, keepdim=True
+        )
         return torch.softmax(y, -1, dtype=torch.float32) + torch.zeros_like(y, dtype=torch.float32)
 
 

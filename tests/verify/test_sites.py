@@ -1,0 +1,291 @@
+"""What site checks see, what they forgive, and what they do not claim to have verified."""
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fxpasses.core import Numerics
+from fxpasses.verify import Verdict, check
+from tests.verify.faults import IMAGE, Plain, fold_norm, replace
+from tests.verify.support import Call, Case, Reference, captured
+
+VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Function(nn.Module):
+    """A model of one formula and a weight."""
+
+    def __init__(self, formula: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Any:
+        return self.formula(x, self.weight)
+
+
+def judged(
+    formula: Any, at: str, build: Any, *, x: Tensor = VECTORS, numerics: Any = Numerics.ROUNDING
+) -> tuple[Verdict, Case]:
+    """The verdict on one rewrite of the node `at`."""
+    model = Function(formula)
+    case = captured(model)
+    case.apply(replace(case, at, build), at, numerics=numerics)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        reference = Reference(model(x.clone()))
+    torch.manual_seed(5)
+    return check(case.original, case.work, case.done, Call((x,)), reference), case
+
+
+def site_errors(verdict: Verdict) -> list[str]:
+    return [one.message for one in verdict.record.checks if one.name == "site" and not one.ok]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_badly_conditioned_norm_folds_without_alarm(dtype: torch.dtype, onednn: bool) -> None:
+    model = Plain().eval()
+    norm = model.parts.bn
+    norm.running_mean.copy_(torch.tensor([3e3, -5e3, 1e4, 0.0]))
+    norm.running_var.copy_(torch.tensor([1e-6, 1e-8, 1e-4, 1e-10]))
+    model.parts.conv.bias.data.copy_(norm.running_mean)
+    model = model.to(dtype)
+    x = torch.randn(IMAGE).to(dtype)
+    torch.backends.mkldnn.enabled = onednn
+    try:
+        case = captured(model)
+        case.apply(fold_norm(case), "parts_bn")
+        with torch.no_grad():
+            verdict = check(case.original, case.work, case.done, Call((x,)), Reference(model(x)))
+    finally:
+        torch.backends.mkldnn.enabled = True
+
+    assert site_errors(verdict) == []
+    assert verdict.blame == []
+
+
+def test_bounds_grow_only_with_the_conditioning() -> None:
+    """Subtracting what is nearly equal enlarges rounding; a fault is enlarged as well."""
+    far = 1e6
+
+    def cancelling(x: Tensor, w: Tensor) -> Tensor:
+        return ((x + far) * 3.0 - 3 * far) * 1e3
+
+    def merged(factor: float) -> Any:
+        def build(edit: Any, node: Any) -> Any:
+            moved = node.args[0].args[0].args[0]
+            scaled = edit.call_function(operator.mul, moved, 3.0 * factor * 1e3)
+            return edit.call_function(operator.sub, scaled, 3 * far * 1e3)
+
+        return build
+
+    right, _ = judged(cancelling, "mul_1", merged(1.0))
+    wrong, _ = judged(cancelling, "mul_1", merged(1 + 1e-9))
+
+    assert site_errors(right) == []
+    assert len(site_errors(wrong)) == 1
+
+
+def test_a_value_written_in_between_shows() -> None:
+    """The rewritten part reads what was written since; values are taken as they stand."""
+
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        z = y * 2
+        y.add_(1)
+        return z + y
+
+    def late(edit: Any, node: Any) -> Any:
+        product = node.args[0].args[0]
+        return edit.call_function(
+            operator.add, edit.call_function(operator.mul, product, 2), node.args[1]
+        )
+
+    verdict, _ = judged(written, "add", late)
+
+    assert len(site_errors(verdict)) == 1
+
+
+def test_an_in_place_op_may_be_rewritten() -> None:
+    def clamped(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu_() + 1
+
+    verdict, _ = judged(
+        clamped, "relu_", lambda e, n: e.call_function(torch.clamp, n.args[0], min=0)
+    )
+
+    assert verdict.ok, verdict.failures
+    assert verdict.record.unverified == []
+
+
+def test_a_rewrite_that_writes_its_inputs_does_not_disturb_the_walk() -> None:
+    def reused(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        return torch.relu(y) + y
+
+    verdict, _ = judged(reused, "relu", lambda e, n: e.call_method("relu_", n.args[0]))
+
+    # The site itself is right; the whole shows that the other reader sees what was written.
+    assert site_errors(verdict) == []
+    assert not verdict.ok
+
+
+def test_random_ops_draw_the_same_in_both() -> None:
+    def noisy(x: Tensor, w: Tensor) -> Tensor:
+        y = F.dropout(x @ w, 0.5, True)
+        return F.dropout(y, 0.25, True) * 2
+
+    def pushed_in(edit: Any, node: Any) -> Any:
+        second = node.args[0]
+        doubled = edit.call_function(operator.mul, second.args[0], 2)
+        edit.erase(second)
+        return edit.call_function(F.dropout, doubled, 0.25, True)
+
+    def both_again(edit: Any, node: Any) -> Any:
+        second = node.args[0]
+        first = second.args[0]
+        again = edit.call_function(F.dropout, first.args[0], 0.5, True)
+        edit.erase(first)
+        edit.erase(second)
+        return edit.call_function(operator.mul, edit.call_function(F.dropout, again, 0.25, True), 2)
+
+    for build in (pushed_in, both_again):
+        verdict, _ = judged(noisy, "mul", build)
+        assert verdict.ok, verdict.failures
+
+
+def test_a_lost_random_op_is_seen() -> None:
+    verdict, _ = judged(lambda x, w: F.dropout(x @ w, 0.5, True), "dropout", lambda e, n: n.args[0])
+
+    assert site_errors(verdict)
+
+
+@pytest.mark.parametrize("change", ["double", "half"])
+def test_a_changed_dtype_is_seen_where_float64_hides_it(change: str) -> None:
+    verdict, _ = judged(
+        lambda x, w: torch.relu(x @ w).float() * 2.0,
+        "relu",
+        lambda e, n: e.call_function(torch.relu, e.call_method(change, n.args[0])),
+    )
+
+    (message,) = site_errors(verdict)
+    assert message.startswith("the dtype is torch.float")
+
+
+def test_a_dropped_cast_is_seen() -> None:
+    verdict, _ = judged(
+        lambda x, w: torch.relu((x @ w).half()).float(), "half", lambda e, n: n.args[0]
+    )
+
+    assert [blame.node for blame in verdict.blame] == ["half"]
+
+
+def test_exact_passes_must_not_move_a_bit() -> None:
+    def build(edit: Any, node: Any) -> Any:
+        return edit.call_function(operator.truediv, node.args[0], 10.0)
+
+    verdict, _ = judged(lambda x, w: (x @ w) * 0.1, "mul", build, numerics=Numerics.EXACT)
+    rounding, _ = judged(lambda x, w: (x @ w) * 0.1, "mul", build)
+
+    (message,) = site_errors(verdict)
+    assert message.startswith("declared exact")
+    assert rounding.ok
+
+
+def test_a_tie_decided_otherwise_is_no_fault() -> None:
+    def doubled(x: Tensor, w: Tensor) -> Tensor:
+        return torch.argmax(torch.cat([x @ w, w.new_zeros(1) + x @ w], 1), 1)
+
+    def build(edit: Any, node: Any) -> Any:
+        scaled = edit.call_function(operator.mul, node.args[0], 0.1)
+        return edit.call_function(torch.argmax, scaled, 1)
+
+    verdict, _ = judged(doubled, "argmax", build)
+
+    assert site_errors(verdict) == []
+
+
+def test_what_no_probe_reaches_is_not_called_verified() -> None:
+    def dead(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(torch.tanh(x @ w) - 5).sqrt() + x
+
+    verdict, case = judged(dead, "sqrt", lambda e, n: e.call_method("square", n.args[0]))
+
+    (rewrite,) = case.done[0].record.rewrites
+    assert verdict.ok
+    assert verdict.record.unverified == [f"{rewrite.id}: no probe changes its value"]
+    assert rewrite.verified.startswith("no: ")
+
+
+def test_behind_a_value_that_is_always_zero_made_up_ones_are_tried() -> None:
+    def blocked(x: Tensor, w: Tensor) -> Tensor:
+        return (x * 0.0) @ w
+
+    verdict, _ = judged(blocked, "matmul", lambda e, n: e.call_function(torch.mm, *n.args))
+    assert verdict.record.unverified == []
+
+    verdict, _ = judged(
+        blocked,
+        "matmul",
+        lambda e, n: e.call_function(torch.mm, n.args[0], e.call_method("t", n.args[1])),
+    )
+    assert len(verdict.record.unverified) == 1
+
+
+def test_folds_are_checked_element_by_element() -> None:
+    model = Plain().eval()
+    case = captured(model)
+    case.apply(fold_norm(case), "parts_bn")
+    weight = next(n for n in case.graph.nodes if n.op == "get_attr" and n.target == "weight")
+    tensor = getattr(case.work.graphs[""], weight.target)
+    tensor.data.view(torch.int32)[0, 0, 0, 0] += 1
+
+    x = torch.randn(IMAGE)
+    with torch.no_grad():
+        verdict = check(case.original, case.work, case.done, Call((x,)), Reference(model(x)))
+
+    assert not verdict.ok
+    assert [check.where for check in verdict.failures if check.name == "fold"] == ["weight"]
+    assert verdict.blame[0].id == case.done[0].record.rewrites[0].id
+
+
+def test_the_author_of_an_early_rounding_is_told_what_to_do() -> None:
+    def build(edit: Any, node: Any) -> Any:
+        return edit.call_function(
+            operator.mul, node.args[0], edit.constant(torch.tensor(1 / 3), "third")
+        )
+
+    verdict, _ = judged(lambda x, w: (x @ w) / 3, "truediv", build)
+
+    (message,) = site_errors(verdict)
+    assert "edit.fold" in message
+
+
+def test_values_of_nodes_made_by_earlier_passes_are_compared() -> None:
+    """The second rewrite replaces what the first one made, which no captured node stands for."""
+    model = Function(lambda x, w: torch.relu(x @ w) * 2.0)
+    case = captured(model)
+
+    def first(edit: Any) -> None:
+        node = case.named("mul")
+        halves = edit.call_function(operator.mul, node.args[0], 1.0)
+        edit.replace(node, edit.call_function(operator.add, halves, halves))
+
+    case.apply(first, "mul")
+
+    def second(edit: Any) -> None:
+        node = case.named("mul_1")
+        wrong = edit.call_function(operator.mul, node.args[0], 1.0 + 1e-9)
+        edit.replace(node, wrong)
+
+    identifier = case.apply(second, "mul_1")
+    with torch.no_grad():
+        reference = Reference(model(VECTORS))
+    verdict = check(case.original, case.work, case.done, Call((VECTORS,)), reference)
+
+    assert [blame.id for blame in verdict.blame] == [identifier]
