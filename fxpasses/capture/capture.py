@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
-from fxpasses.capture.entry import Entry, Forward
+from fxpasses.capture.entry import Entry, Forward, own_function
 from fxpasses.capture.inside import attributes_of, modules_of
 from fxpasses.capture.pattern import Pattern
 from fxpasses.capture.result import CapturedModule, around, install
+from fxpasses.capture.retraced import STAND_INS, hide_guards, show_guards
 from fxpasses.capture.tracer import (
     Call,
     Opaque,
@@ -222,14 +224,16 @@ class _Capturing:
         strict, places, live = False, tuple[str, ...](), frozenset[str]()
         while True:
             scratch, found = twin(module)
-            _without_graphs(scratch)
+            leaf_functions = self._leaf_functions
+            if _bare(scratch, example):
+                leaf_functions = (*leaf_functions, *STAND_INS)
             given = None if example is None else example.copied()
             request = Request(
                 scratch,
                 None if given is None else given.args,
                 None if given is None else given.kwargs,
                 self._sizes,
-                self._leaf_functions,
+                leaf_functions,
                 live=live,
                 strict=strict,
                 places=places,
@@ -250,6 +254,8 @@ class _Capturing:
         state = attributes_of(module)
         state.update(made.constants)
         state.update({n: found.old(m) if found.made(m) else m for n, m in made.unregistered})
+        show_guards(made.graph)
+        _shorten_paths(module, made.graph)
         return made
 
     def _graph_of(
@@ -258,21 +264,21 @@ class _Capturing:
         return CapturedModule.over(module, made.graph, self._entry(module, made, example))
 
     def _entry(self, module: nn.Module, made: Trace, example: Arguments | None) -> Entry:
-        forward = attributes_of(module).get("forward", type(module).forward)
+        earlier = captured_before(module)
+        before = None if earlier is None else earlier.entry
+        reads_grad = made.reads_grad_mode or (before is not None and before.reads_grad_mode)
+        forward = own_function(module)
         pattern = (
             Pattern.by_names(forward)
             if example is None
-            else Pattern(
-                example.args,
-                example.kwargs,
-                forward=forward,
-                grad_matters=made.reads_grad_mode,
-            )
+            else Pattern(example.args, example.kwargs, forward=forward, grad_matters=reads_grad)
         )
         flags = [(_at(module, path), _at(module, path).training) for path in made.reads_training]
         entry = Entry(pattern, module, renamed=made.renamed, flags=flags)
         entry.opaque = [_at(module, opaque.path) for opaque in made.opaque]
         entry.reads_device = getattr(made, "reads_device", True)
+        if before is not None:
+            entry.inherit(before)
         return entry
 
     # -- what runs its own code
@@ -357,12 +363,52 @@ def _sealed(path: str, module: nn.Module) -> Opaque:
     return Opaque(path, type(module).__name__, OpaqueKind.COMPILED, reason)
 
 
-def _without_graphs(root: nn.Module) -> None:
-    """Give captured children back their own forward: a trace must see the model's code."""
+def _bare(root: nn.Module, example: Arguments | None) -> bool:
+    """Take the graphs of earlier captures off a twin, so that the model's own code is traced.
+
+    The graph of the root itself is traced where it holds for the example, so that what passes
+    have done before is built upon. Returns whether it is.
+    """
+    before = captured_before(root)
+    if before is not None and example is not None:
+        held = before.entry.holds_for(example.args, dict(example.kwargs))
+        before.entry.transparent = held
+        if held:
+            hide_guards(before)
+    transparent = before is not None and before.entry.transparent
     for module in all_modules(root):
         forward = attributes_of(module).get("forward")
-        if isinstance(forward, Forward):
-            if forward.before is None:
-                del attributes_of(module)["forward"]
-            else:
-                attributes_of(module)["forward"] = forward.before
+        if not isinstance(forward, Forward) or (module is root and transparent):
+            continue
+        if forward.before is None:
+            del attributes_of(module)["forward"]
+        else:
+            attributes_of(module)["forward"] = forward.before
+    return transparent
+
+
+def captured_before(module: nn.Module) -> CapturedModule | None:
+    """The captured module that a module is, or that stands in for its forward."""
+    if isinstance(module, CapturedModule):
+        return module
+    forward = attributes_of(module).get("forward")
+    serving = forward.serve if isinstance(forward, Forward) else None
+    return serving if isinstance(serving, CapturedModule) else None
+
+
+# Python compiles an attribute of an attribute by recursion.
+_DEEPEST = 64
+
+
+def _shorten_paths(root: nn.Module, graph: Graph) -> None:
+    """Give modules that lie very deep a name at the root."""
+    aliases: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op not in ("call_module", "get_attr") or node.target.count(".") < _DEEPEST:
+            continue
+        path, name = node.target, ""
+        if node.op == "get_attr":
+            path, _, name = node.target.rpartition(".")
+        alias = aliases.setdefault(path, f"_deep{len(aliases)}")
+        attributes_of(root)[alias] = _at(root, path)
+        node.target = f"{alias}.{name}" if name else alias

@@ -61,6 +61,8 @@ class Entry:
         self.guard_weights = True
         self.pickles_fallback = False
         self.reads_device = True
+        self.transparent = False
+        """On twins that are traced: the graph runs unchecked, so that it is traced itself."""
         self.opaque: list[nn.Module] = []
         """The modules that the graph calls and that run their own code."""
         self.lineage: Twin | None = None
@@ -71,6 +73,8 @@ class Entry:
 
     def run(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
         """Serve one call: by `graph` where it holds, else by the module's own code."""
+        if self.transparent:
+            return graph(*args, **self._safe(kwargs))
         if torch.compiler.is_compiling():
             return self._run_compiled(graph, args, kwargs)
         if self.watches and self.guard_weights:
@@ -103,6 +107,22 @@ class Entry:
         if not fits and self.fallback is not None:
             return own_forward(self.fallback)(*args, **kwargs)
         return graph(*args, **self._safe(kwargs))
+
+    def holds_for(self, args: Args, kwargs: dict[str, Any]) -> bool:
+        """Whether the graph holds for a call, as far as can be told without running it."""
+        if self.pattern is None or not self._mode_fits():
+            return False
+        admitted = self.pattern.admits(args, kwargs)
+        return admitted or self.pattern.normalized(args, kwargs) is not None
+
+    @property
+    def reads_grad_mode(self) -> bool:
+        return self.pattern is not None and self.pattern.reads_grad_mode
+
+    def inherit(self, before: "Entry") -> None:
+        """Take over what holds for a graph that this one was traced from."""
+        self.flags.extend(before.flags)
+        self.watches, self.mode_reasons = list(before.watches), before.mode_reasons
 
     def _safe(self, kwargs: Kwargs) -> Kwargs:
         if not self.renamed or not kwargs:
@@ -204,6 +224,12 @@ def _copied_watch(watch: Watch, memo: dict[int, Any]) -> Watch | None:
     if made is not None and watch.stale:
         return Watch(made.name, made.tensor, -1)
     return made
+
+
+def own_function(module: nn.Module) -> Callable[..., Any]:
+    """The function that computes a module, by which its arguments are named."""
+    forward = attributes_of(module).get("forward", type(module).forward)
+    return type(module).forward if isinstance(forward, Forward) else forward
 
 
 def own_forward(module: nn.Module) -> Callable[..., Any]:

@@ -81,8 +81,8 @@ def finish(
         for mine, other in entry.pairs:
             _hold_together(mine, other)
     _count_anew(work)
-    entry.watches = list(watches)
-    entry.mode_reasons = tuple(mode_reasons)
+    entry.watches = [*entry.watches, *watches]
+    entry.mode_reasons = (*entry.mode_reasons, *mode_reasons)
     return root
 
 

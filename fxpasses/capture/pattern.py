@@ -25,6 +25,7 @@ Difference: TypeAlias = str | None
 _PLAIN = (type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 _SAID = (int, float, complex, str, torch.dtype, torch.device, enum.Enum)
 _BY_IDENTITY = (type, torch.memory_format, enum.Enum)
+_TRACING = ("torch._subclasses", "torch.nn.", "fxpasses.capture")
 _TENSOR_TYPES: Final = frozenset((Tensor, nn.Parameter))
 
 
@@ -184,10 +185,11 @@ def tensors_of(value: Any) -> list[Tensor]:
 def _subclass(value: Tensor) -> type | None:
     """The class of a tensor that overrides what operations do; None for ordinary tensors.
 
-    The tensors by which torch itself traces count as ordinary, so that results can be exported.
+    What torch and this package trace with counts as ordinary, so that results can be exported,
+    and captured as a part of other models.
     """
     kind = type(value)
-    if kind in _TENSOR_TYPES or kind.__module__.startswith(("torch._subclasses", "torch.nn.")):
+    if kind in _TENSOR_TYPES or kind.__module__.startswith(_TRACING):
         return None
     return kind
 
@@ -356,6 +358,11 @@ class Pattern:
     def _compile(self) -> None:
         self.ambient_fits = self._ambient.compiled()
         self.fits = _fits_closure(self._args, self._kwargs, self._aliases)
+
+    @property
+    def reads_grad_mode(self) -> bool:
+        """Whether the grad mode is part of the pattern."""
+        return self._ambient.grad is not None
 
     def admits(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether the graph holds for a call in exactly the form of the example."""

@@ -53,7 +53,7 @@ class CapturedModule(GraphModule):
         named = (Tensor, nn.Module)
         state.update({key: value for key, value in held.items() if isinstance(value, named)})
         state["_entry"] = entry
-        state[_MODEL_CLASS] = type(module)
+        state[_MODEL_CLASS] = held.get(_MODEL_CLASS, type(module))
         made.graph = graph
         return made
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses.capture import Capture, CapturedModule, capture, finish, fork
-from fxpasses.errors import CaptureError
+from fxpasses.core import Watch
+from fxpasses.errors import CaptureError, ModeError, StaleWeightsError
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -386,6 +387,47 @@ class TestOddModels:
             for x in (X, X[None].double().float()[0]):
                 assert torch.equal(twice(x), model(x))
             assert torch.equal(once(X), model(X))
+
+    def test_what_passes_did_before_is_built_upon(self) -> None:
+        model = Around(Deciding()).eval()
+        captured = capture(model, (X,))
+        work = fork(captured.program)
+        child = work.graphs["inner.yes"]
+        norm = next(node for node in child.graph.nodes if node.target == "norm")
+        norm.replace_all_uses_with(norm.args[0])
+        child.graph.erase_node(norm)
+        child.recompile()
+        watched = Watch.on("weight", model.before.weight)
+        once = finish(work, captured.program, [watched], ["the norm is gone"])
+
+        again = capture(once, (X,))
+        assert not any(n.target == "norm" for n in again.program.graphs["inner.yes"].graph.nodes)
+        twice = result_of(again)
+        assert torch.equal(twice(X), once(X))
+        with pytest.raises(ModeError, match="the norm is gone"):
+            twice.train()(X)
+        twice.eval()
+        with torch.no_grad():
+            model.before.weight.add_(1)
+        with pytest.raises(StaleWeightsError):
+            twice(X)
+
+    def test_a_result_inside_another_model(self) -> None:
+        inner = Plain().eval()
+        model = Around(result_of(capture(inner, (X,)))).eval()
+        captured = capture(model, (X,))
+        assert torch.equal(result_of(captured)(X), model(X))
+
+    def test_very_long_and_very_deep_models(self) -> None:
+        long = nn.Sequential(*[nn.ReLU() for _ in range(2000)])
+        assert torch.equal(result_of(capture(long, (X,)))(X), X.relu())
+        deep = nn.Linear(4, 4)
+        for _ in range(150):
+            deep = nn.Sequential(deep)
+        result = result_of(capture(deep, (X,)))
+        assert torch.equal(result(X), deep(X))
+        assert list(result.state_dict()) == list(deep.state_dict())
+        assert torch.equal(copy.deepcopy(result)(X), deep(X))
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     @pytest.mark.filterwarnings("ignore::FutureWarning")
