@@ -12,6 +12,7 @@ from torch import nn
 
 from fxpasses.capture.internals import REGION_NAMES
 from fxpasses.capture.journal import Held, hold, same_attributes
+from fxpasses.capture.paths import walk
 from fxpasses.capture.structures import refill, same_content
 
 
@@ -156,7 +157,7 @@ class World:
         self.files: dict[int, dict[str, Any]] = {}
         self._classes: dict[type, None] = {}
         self._functions: dict[int, types.FunctionType] = {}
-        for module in root.modules():
+        for _, module in walk(root):
             self._visit(type(module))
             for hooks in ("_forward_hooks", "_forward_pre_hooks"):
                 for hook in module.__dict__.get(hooks, {}).values():
