@@ -19,7 +19,11 @@ _WIDE = {
 
 def widened(tensor: Tensor) -> Tensor:
     """The tensor in float64 (complex128); integers, booleans and what is wide already as it is."""
-    return tensor.detach().to(_WIDE.get(tensor.dtype, tensor.dtype))
+    wide = _WIDE.get(tensor.dtype)
+    if wide is None:
+        return tensor.detach()
+    with torch.no_grad():
+        return tensor.to(wide)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

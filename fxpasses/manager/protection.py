@@ -79,9 +79,10 @@ class WeightsProtected(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in self._writes:
-            self._writes[func] = tuple(_written_arguments(func))
-        for place in self._writes[func]:
+        writes = self._writes.get(func)
+        if writes is None:
+            writes = self._writes[func] = tuple(_written_arguments(func))
+        for place in writes:
             self._refuse(func, _argument(place, args, kwargs))
         return func(*args, **kwargs)
 
