@@ -438,3 +438,25 @@ def test_elementwise_ops_look_at_one_place_alone(op: Op) -> None:
     part = replace(call, args=tuple(map(first, call.args)))
 
     assert _close(run(part, None).result, first(run(call, None).result))
+
+
+def op_of_call(kind: str, target: Any, *args: Any) -> Op | None:
+    """The op of a call; text in `args` names an input `x` or its size `n`."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    inputs = {"x": x, "n": graph.call_method("size", (x, 0))}
+    return op_of(graph.create_node(kind, target, tuple(inputs.get(a, a) for a in args)))
+
+
+def test_packets_and_what_nothing_lists() -> None:
+    assert op_of_call("call_function", torch.ops.aten.relu, "x") is Op.RELU
+    assert op_of_call("call_function", torch.ops.aten.add, "x", 1) is Op.ADD
+    assert op_of_call("call_function", print, "x") is None
+    assert op_of_call("call_method", "type", "x") is None
+    assert op_of_call("call_method", "type", "x", torch.half) is Op.CAST
+
+
+def test_a_size_given_to_max_may_be_an_axis() -> None:
+    assert op_of_call("call_function", torch.max, "x", "n") is None
+    assert op_of_call("call_function", torch.max, "x", "x") is Op.MAXIMUM
+    assert op_of_call("call_function", torch.max, "x", 1) is Op.MAX

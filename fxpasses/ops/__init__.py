@@ -1,6 +1,6 @@
 """The op vocabulary: the one place that knows which calls mean the same op."""
 
-from fxpasses.ops.metadata import METADATA_ATTRIBUTES, is_number, reads_only_metadata
+from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
 from fxpasses.ops.modules import computes_as, computing_names, is_plain
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
@@ -13,6 +13,7 @@ from fxpasses.ops.purity import (
     is_pure,
     is_raising,
     qualified_name,
+    raising,
 )
 from fxpasses.ops.schemas import (  # fmt: skip
     Parameter,
@@ -51,7 +52,14 @@ from fxpasses.ops.signatures import (
 )
 from fxpasses.ops.spelling import Spellings, spell
 from fxpasses.ops.tables import VOCABULARY
-from fxpasses.ops.vocabulary import index_by, module_of, op_of, op_of_function, op_of_module
+from fxpasses.ops.vocabulary import (
+    index_by,
+    is_number,
+    module_of,
+    op_of,
+    op_of_function,
+    op_of_module,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -100,6 +108,7 @@ __all__ = [
     "op_of_function",
     "op_of_module",
     "qualified_name",
+    "raising",
     "reads_only_metadata",
     "schemas_named",
     "schemas_of",

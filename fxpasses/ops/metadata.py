@@ -7,7 +7,7 @@ import torch
 from torch.fx import Node
 
 from fxpasses.ops.op import Op
-from fxpasses.ops.sets import BINARY, QUESTIONS
+from fxpasses.ops.sets import QUESTIONS
 from fxpasses.ops.signatures import arguments_of
 from fxpasses.ops.vocabulary import op_of
 
@@ -48,16 +48,6 @@ def reads_only_metadata(user: Node, node: Node | None = None) -> bool:
         return True
     name = None if op is None else _PATTERN_OPERAND.get(op)
     return name is not None and _only_operand(user, name, node)
-
-
-def is_number(node: Node) -> bool:
-    """Whether the value is sure to be made of sizes: a number, or a tuple of numbers."""
-    op = op_of(node)
-    if op in QUESTIONS or op is Op.ITEM:
-        return True
-    computed = op is Op.GETITEM or (op in BINARY and node.op == "call_function")
-    operands = node.all_input_nodes
-    return computed and bool(operands) and all(map(is_number, operands))
 
 
 def _asks(user: Node) -> bool:

@@ -5,10 +5,12 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 RAISES_MARK: Final = "__fxpasses_raises__"
 """Attribute of functions that only check, and raise where something does not hold."""
@@ -117,6 +119,12 @@ def is_pure(function: Callable[..., Any]) -> bool:
     if getattr(operator, name, None) is function:
         return name not in _WRITING_OPERATORS
     return name in _PURE_TORCH and getattr(torch, name, None) is function
+
+
+def raising(function: FunctionT) -> FunctionT:
+    """Mark a function as one that only checks, and raises where something does not hold."""
+    setattr(function, RAISES_MARK, True)
+    return function
 
 
 def is_raising(function: Callable[..., Any]) -> bool:

@@ -13,6 +13,7 @@ from fxpasses.ops.modules import computes_as, is_plain
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import qualified_name
 from fxpasses.ops.schemas import schema_of, schemas_of_function
+from fxpasses.ops.sets import BINARY, QUESTIONS
 from fxpasses.ops.signatures import arguments_of
 from fxpasses.ops.spelling import Spellings
 from fxpasses.ops.tables import VOCABULARY
@@ -95,6 +96,16 @@ def module_of(node: Node) -> nn.Module:
     return found
 
 
+def is_number(node: Node) -> bool:
+    """Whether the value is sure to be made of sizes: a number, or a tuple of numbers."""
+    op = op_of(node)
+    if op in QUESTIONS or op is Op.ITEM:
+        return True
+    computed = op is Op.GETITEM or (op in BINARY and node.op == "call_function")
+    operands = node.all_input_nodes
+    return computed and bool(operands) and all(map(is_number, operands))
+
+
 @cache
 def _op_of_class(cls: type[nn.Module]) -> Op | None:
     if base := computes_as(cls, _BY_MODULE):
@@ -139,9 +150,12 @@ def _with_indices(plain: Op, with_indices: Op) -> Callable[[Node], Op]:
     return refine
 
 
-def _of_two(reduction: Op, binary: Op) -> Callable[[Node], Op]:
-    def refine(node: Node) -> Op:
-        return binary if arguments_of(node).get("other") is not None else reduction
+def _of_two(reduction: Op, binary: Op) -> Callable[[Node], Op | None]:
+    def refine(node: Node) -> Op | None:
+        other = arguments_of(node).get("other")
+        if isinstance(other, Node) and is_number(other):
+            return None  # It may be the axis of a reduction, or be compared with.
+        return reduction if other is None else binary
 
     return refine
 

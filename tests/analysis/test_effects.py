@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxpasses.analysis.effects import effects_of
 from fxpasses.core import Effects
-from fxpasses.ops import RAISES_MARK
+from fxpasses.ops import raising
 
 aten = torch.ops.aten
 NONE = Effects()
@@ -187,9 +187,8 @@ def test_places_and_results_have_no_effects() -> None:
 
 
 def test_checks_raise_and_do_nothing_else() -> None:
+    @raising
     def guard(value: Any) -> None: ...
-
-    setattr(guard, RAISES_MARK, True)
 
     assert effects_of_call(guard, "x0") == Effects(raises=True)
     assert effects_of_call(torch._assert, "x0", "message") == Effects(raises=True)
