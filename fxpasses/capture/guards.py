@@ -7,24 +7,28 @@ from typing import Any
 from torch import Tensor
 
 from fxpasses.errors import GuardError
+from fxpasses.ops import raising
 
 
 class GuardMiss(Exception):  # noqa: N818 - a signal to the caller's fallback, not an error
     """A call differs from the example where the graph depends on it: run the module's own code."""
 
 
+@raising
 def guard(value: object, expected: object) -> None:
     """Raise `GuardMiss` unless `value`, computed from sizes, is what the capture saw."""
     if value != expected:
         raise GuardMiss(f"{value} where the capture saw {expected}")
 
 
+@raising
 def check_len(values: Sized, expected: int) -> None:
     """Raise `GuardMiss` unless there are as many values as the capture saw."""
     if len(values) != expected:
         raise GuardMiss(f"{len(values)} values where the capture saw {expected}")
 
 
+@raising
 def check_unpack(values: Sized, expected: int) -> None:
     """Raise what `a, b = values` raises unless there are `expected` values."""
     found = len(values)
@@ -53,6 +57,7 @@ def structure_of(value: Any) -> Any:
     return (kind,)
 
 
+@raising
 def check_structure(value: Any, expected: Any) -> None:
     """Raise `GuardMiss` unless a module returned the structure that the capture saw."""
     found = structure_of(value)
@@ -60,6 +65,7 @@ def check_structure(value: Any, expected: Any) -> None:
         raise GuardMiss(f"a result {found} where the capture saw {expected}")
 
 
+@raising
 def require_structure(value: Any, expected: Any) -> None:
     """As `check_structure`, behind an effect: the call cannot be taken back, so it is an error."""
     found = structure_of(value)
