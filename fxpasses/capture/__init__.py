@@ -5,9 +5,10 @@ from fxpasses.capture.capture import Capture, Reference, capture
 from fxpasses.capture.coverage import Coverage
 from fxpasses.capture.example import infer_arguments
 from fxpasses.capture.fork import finish, fork
+from fxpasses.capture.own_tensors import OwnTensors
 from fxpasses.capture.request import Opaque, OpaqueKind
 from fxpasses.capture.result import CapturedModule, release
-from fxpasses.capture.twin import OwnTensors, Twin, twin
+from fxpasses.capture.twin import Twin, twin
 
 __all__ = [
     "Arguments",

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph
-from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import is_lazy
 
+from fxpasses.capture.admission import check_model, children_of
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
-from fxpasses.capture.entry import Entry, Forward, own_function
-from fxpasses.capture.inside import attributes_of, modules_of
+from fxpasses.capture.entry import Entry, own_function
+from fxpasses.capture.inside import attributes_of, is_sealed
+from fxpasses.capture.own_tensors import OwnTensors
 from fxpasses.capture.pattern import Pattern
 from fxpasses.capture.result import CapturedModule, around, install
-from fxpasses.capture.retraced import STAND_INS, hide_guards, show_guards
+from fxpasses.capture.retraced import STAND_INS, bare, captured_before, show_guards
 from fxpasses.capture.tracer import (
     Call,
     Opaque,
@@ -32,7 +32,7 @@ from fxpasses.capture.tracer import (
     Untraceable,
     trace,
 )
-from fxpasses.capture.twin import OwnTensors, all_modules, is_sealed, twin
+from fxpasses.capture.twin import twin
 from fxpasses.core import Program
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import CaptureError
@@ -103,7 +103,7 @@ def capture(
         CaptureError: `model` is no module, its weights are not known yet, it is compiled as a
             whole, or it raises on the example itself.
     """
-    _check_model(model)
+    check_model(model)
     example = (
         None if args is None and kwargs is None else Arguments(tuple(args or ()), kwargs or {})
     )
@@ -115,66 +115,6 @@ def capture(
         clean.train(training)
     with surroundings_kept():
         return _Capturing(clean, sizes, tuple(leaf_functions)).run(example)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise CaptureError(f"a {type(model).__name__} is not an nn.Module: pass the module itself")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError(
-            "the model is TorchScript, which has no Python code to trace: pass the module that "
-            "it was made from, and script or trace the result"
-        )
-    if is_sealed(model):
-        raise CaptureError(
-            "the model is the result of torch.compile: pass the module inside (`_orig_mod`), and "
-            "compile the result"
-        )
-    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise CaptureError(
-            f"the model is wrapped in {type(model).__name__}: pass the module inside (`module`), "
-            "and wrap the result"
-        )
-    _check_weights(model)
-
-
-def _check_weights(model: nn.Module) -> None:
-    for name, module in _named_modules(model):
-        if isinstance(module, LazyModuleMixin) and any(
-            map(is_lazy, module.parameters(recurse=False))
-        ):
-            raise CaptureError(
-                f"the weights of {name or 'the model'} are not known yet (a lazy layer): run the "
-                "model once on real inputs first"
-            )
-        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        if any(tensor.device.type == "meta" for tensor in tensors):
-            raise CaptureError(
-                f"the weights of {name or 'the model'} are on the meta device and hold no values: "
-                "load them first, as with `model.to_empty(device=...)` and `load_state_dict`"
-            )
-
-
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Each module once with its path, without recursion."""
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
-    stack = [("", model)]
-    while stack:
-        path, module = stack.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        found.append((path, module))
-        if not is_sealed(module):
-            stack.extend(_children(module, path))
-    return found
-
-
-def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
-    prefix = f"{path}." if path else ""
-    children = modules_of(module).items()
-    return [(f"{prefix}{name}", child) for name, child in children if child is not None]
 
 
 class _Capturing:
@@ -225,7 +165,7 @@ class _Capturing:
         while True:
             scratch, found = twin(module)
             leaf_functions = self._leaf_functions
-            if _bare(scratch, example):
+            if bare(scratch, example):
                 leaf_functions = (*leaf_functions, *STAND_INS)
             given = None if example is None else example.copied()
             request = Request(
@@ -310,7 +250,7 @@ class _Capturing:
                 self._inside(inner, full, calls if exampled else None)
 
     def _inside(self, module: nn.Module, path: str, calls: Mapping[str, Call] | None) -> None:
-        stack = list(reversed(_children(module, path)))
+        stack = list(reversed(children_of(module, path)))
         while stack:
             name, child = stack.pop()
             if id(child) in self._done or _is_layer(child):
@@ -319,7 +259,7 @@ class _Capturing:
                 self._done.add(id(child))
                 self._opaque.append(_sealed(name, child))
             elif not self._child(child, name, calls):
-                stack.extend(reversed(_children(child, name)))
+                stack.extend(reversed(children_of(child, name)))
 
     def _child(self, child: nn.Module, path: str, calls: Mapping[str, Call] | None) -> bool:
         """Capture a module below an opaque one; False where its children have to be looked at."""
@@ -361,39 +301,6 @@ def _sealed(path: str, module: nn.Module) -> Opaque:
     script = isinstance(module, torch.jit.ScriptModule)
     reason = "TorchScript" if script else "compiled by torch.compile"
     return Opaque(path, type(module).__name__, OpaqueKind.COMPILED, reason)
-
-
-def _bare(root: nn.Module, example: Arguments | None) -> bool:
-    """Take the graphs of earlier captures off a twin, so that the model's own code is traced.
-
-    The graph of the root itself is traced where it holds for the example, so that what passes
-    have done before is built upon. Returns whether it is.
-    """
-    before = captured_before(root)
-    if before is not None and example is not None:
-        held = before.entry.holds_for(example.args, dict(example.kwargs))
-        before.entry.transparent = held
-        if held:
-            hide_guards(before)
-    transparent = before is not None and before.entry.transparent
-    for module in all_modules(root):
-        forward = attributes_of(module).get("forward")
-        if not isinstance(forward, Forward) or (module is root and transparent):
-            continue
-        if forward.before is None:
-            del attributes_of(module)["forward"]
-        else:
-            attributes_of(module)["forward"] = forward.before
-    return transparent
-
-
-def captured_before(module: nn.Module) -> CapturedModule | None:
-    """The captured module that a module is, or that stands in for its forward."""
-    if isinstance(module, CapturedModule):
-        return module
-    forward = attributes_of(module).get("forward")
-    serving = forward.serve if isinstance(forward, Forward) else None
-    return serving if isinstance(serving, CapturedModule) else None
 
 
 # Python compiles an attribute of an attribute by recursion.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fxpasses.capture.forms import Args, Kwargs
 from fxpasses.capture.guards import GuardMiss
 from fxpasses.capture.inside import attributes_of
-from fxpasses.capture.pattern import Args, Kwargs, Pattern
+from fxpasses.capture.pattern import Pattern
 from fxpasses.core import Watch
 from fxpasses.errors import GuardError, ModeError, StaleWeightsError
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses.capture.arguments import Arguments
-from fxpasses.capture.inside import attributes_of
-from fxpasses.capture.twin import OwnTensors, all_modules, is_sealed, twin
+from fxpasses.capture.inside import all_modules, attributes_of, is_sealed
+from fxpasses.capture.own_tensors import OwnTensors
+from fxpasses.capture.twin import twin
 from fxpasses.core.surroundings import surroundings_kept
 
 # Smallest first: what a model rejects for its size, it rejects early.

@@ -3,6 +3,8 @@
 Torch has no public name for the dicts themselves, which captured modules share with each other.
 """
 
+import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -33,3 +35,30 @@ def memory_of(tensor: Tensor) -> int | None:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
         return None
     return tensor.untyped_storage()._cdata  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  fake tensors have no address
+
+
+def is_sealed(module: nn.Module) -> bool:
+    """Whether a module runs compiled code that no copy of its Python state can stand in for."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def all_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Every registered module once, in the order of `modules()`, without recursion.
+
+    What lies inside TorchScript and compiled modules is left out.
+    """
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        if is_sealed(module):
+            continue
+        children = modules_of(module).values()
+        stack.extend(child for child in reversed(children) if child is not None)

@@ -1,15 +1,21 @@
-"""Guards of a graph that is traced anew: they stay nodes, and are not asked meanwhile.
+"""Models that have been captured before: what of the earlier graphs a new trace sees.
 
-The tracer makes guards of its own out of the same functions, so the old ones are called by other
-names as long as the trace lasts.
+Guards of a graph that is traced anew stay nodes, and are not asked meanwhile. The tracer makes
+guards of its own out of the same functions, so the old ones are called by other names as long as
+the trace lasts.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
+from torch import nn
 from torch.fx import Graph, GraphModule
 
 from fxpasses.capture import guards
+from fxpasses.capture.arguments import Arguments
+from fxpasses.capture.entry import Forward
+from fxpasses.capture.inside import all_modules, attributes_of
+from fxpasses.capture.result import CapturedModule
 
 
 def guard(value: Any, expected: Any) -> None:
@@ -63,3 +69,36 @@ def _exchange(graph: Graph, by: dict[Callable[..., Any], Callable[..., Any]]) ->
             node.target = by[node.target]
             found = True
     return found
+
+
+def bare(root: nn.Module, example: Arguments | None) -> bool:
+    """Take the graphs of earlier captures off a twin, so that the model's own code is traced.
+
+    The graph of the root itself is traced where it holds for the example, so that what passes
+    have done before is built upon. Returns whether it is.
+    """
+    before = captured_before(root)
+    if before is not None and example is not None:
+        held = before.entry.holds_for(example.args, dict(example.kwargs))
+        before.entry.transparent = held
+        if held:
+            hide_guards(before)
+    transparent = before is not None and before.entry.transparent
+    for module in all_modules(root):
+        forward = attributes_of(module).get("forward")
+        if not isinstance(forward, Forward) or (module is root and transparent):
+            continue
+        if forward.before is None:
+            del attributes_of(module)["forward"]
+        else:
+            attributes_of(module)["forward"] = forward.before
+    return transparent
+
+
+def captured_before(module: nn.Module) -> CapturedModule | None:
+    """The captured module that a module is, or that stands in for its forward."""
+    if isinstance(module, CapturedModule):
+        return module
+    forward = attributes_of(module).get("forward")
+    serving = forward.serve if isinstance(forward, Forward) else None
+    return serving if isinstance(serving, CapturedModule) else None

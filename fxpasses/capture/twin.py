@@ -8,7 +8,6 @@ import collections
 import copy
 import enum
 import functools
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,10 +21,8 @@ from fxpasses.capture.closures import filled_cells, reaches_module, rebuilt_func
 from fxpasses.capture.graphs import copy_graph
 from fxpasses.capture.inside import (
     HOOK_DICTS,
-    attributes_of,
-    memory_of,
-    modules_of,
-    parameters_of,
+    all_modules,
+    is_sealed,
 )
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -62,14 +59,6 @@ def twin(
     made = Twin(share, replace or {}, tensors)
     new = made.build(module)
     return cast("ModuleT", new), made
-
-
-def is_sealed(module: nn.Module) -> bool:
-    """Whether a module runs compiled code that no copy of its Python state can stand in for."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 class Twin:
@@ -383,69 +372,3 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
             key = f"_{kind.__name__.lstrip('_')}{name}" if private else name
             if key not in ("__dict__", "__weakref__") and hasattr(value, key):
                 yield key, getattr(value, key)
-
-
-def all_modules(root: nn.Module) -> Iterator[nn.Module]:
-    """Every registered module once, in the order of `modules()`, without recursion.
-
-    What lies inside TorchScript and compiled modules is left out.
-    """
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        module = stack.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield module
-        if is_sealed(module):
-            continue
-        children = modules_of(module).values()
-        stack.extend(child for child in reversed(children) if child is not None)
-
-
-class OwnTensors:
-    """A copy of each tensor that a forward may write: for `twin(..., tensors=OwnTensors(module))`.
-
-    Parameters, tensors that need a gradient, and views of parameters stay the caller's. One
-    tensor has one copy, and tensors over one memory stay so where the first of them covers it.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._memory: dict[int, torch.UntypedStorage | None] = {}
-        self._kept: list[Tensor] = []
-        for owner in all_modules(module):
-            if is_sealed(owner):
-                continue
-            for parameter in parameters_of(owner).values():
-                memory = None if parameter is None else memory_of(parameter)
-                if memory is not None:
-                    self._memory[memory] = None
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-            return tensor
-        with torch.no_grad():
-            made = self._copy(tensor)
-        if made is not tensor:
-            attributes_of(made).update(attributes_of(tensor))
-        return made
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        memory = memory_of(tensor)
-        if memory is None or tensor.is_quantized or type(tensor) is not Tensor:
-            return tensor.detach().clone()
-        if memory in self._memory:
-            copied = self._memory[memory]
-            return tensor if copied is None else _view_of(copied, tensor)
-        storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.numel() * tensor.element_size():
-            return tensor.detach().clone()
-        self._kept.append(tensor)
-        copied = self._memory[memory] = storage.clone()
-        return _view_of(copied, tensor)
-
-
-def _view_of(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
-    made = torch.empty(0, dtype=like.dtype, device=like.device)
-    return made.set_(storage, like.storage_offset(), like.size(), like.stride())

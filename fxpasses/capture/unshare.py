@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses.capture.inside import (
+    all_modules,
     attributes_of,
     buffers_of,
+    is_sealed,
     memory_of,
     modules_of,
     parameters_of,
 )
-from fxpasses.capture.twin import all_modules, is_sealed
 
 Slot = tuple[dict[str, Any], str]
 

@@ -6,9 +6,10 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from fxpasses.capture.entry import Entry
+from fxpasses.capture.own_tensors import OwnTensors
 from fxpasses.capture.pattern import Pattern
 from fxpasses.capture.result import CapturedModule
-from fxpasses.capture.twin import OwnTensors, twin
+from fxpasses.capture.twin import twin
 from fxpasses.core import Program
 
 

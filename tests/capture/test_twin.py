@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 from torch.nn.utils import parametrizations, parametrize
 
-from fxpasses.capture.twin import OwnTensors, all_modules, twin
+from fxpasses.capture.inside import all_modules
+from fxpasses.capture.own_tensors import OwnTensors
+from fxpasses.capture.twin import twin
 
 
 class Pair(NamedTuple):

@@ -1,0 +1,70 @@
+"""Which models can be captured at all. The rest is told what to do."""
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+from fxpasses.capture.inside import is_sealed, modules_of
+from fxpasses.errors import CaptureError
+
+
+def check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"a {type(model).__name__} is not an nn.Module: pass the module itself")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the model is TorchScript, which has no Python code to trace: pass the module that "
+            "it was made from, and script or trace the result"
+        )
+    if is_sealed(model):
+        raise CaptureError(
+            "the model is the result of torch.compile: pass the module inside (`_orig_mod`), and "
+            "compile the result"
+        )
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise CaptureError(
+            f"the model is wrapped in {type(model).__name__}: pass the module inside (`module`), "
+            "and wrap the result"
+        )
+    _check_weights(model)
+
+
+def _check_weights(model: nn.Module) -> None:
+    for name, module in named_modules(model):
+        if isinstance(module, LazyModuleMixin) and any(
+            map(is_lazy, module.parameters(recurse=False))
+        ):
+            raise CaptureError(
+                f"the weights of {name or 'the model'} are not known yet (a lazy layer): run the "
+                "model once on real inputs first"
+            )
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(tensor.device.type == "meta" for tensor in tensors):
+            raise CaptureError(
+                f"the weights of {name or 'the model'} are on the meta device and hold no values: "
+                "load them first, as with `model.to_empty(device=...)` and `load_state_dict`"
+            )
+
+
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Each module once with its path, without recursion."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((path, module))
+        if not is_sealed(module):
+            stack.extend(children_of(module, path))
+    return found
+
+
+def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    """The registered children of a module, each with its path."""
+    prefix = f"{path}." if path else ""
+    children = modules_of(module).items()
+    return [(f"{prefix}{name}", child) for name, child in children if child is not None]

@@ -1,0 +1,59 @@
+"""Copies of what a forward may write, so that a twin can be run."""
+
+import torch
+from torch import Tensor, nn
+
+from fxpasses.capture.inside import (
+    all_modules,
+    attributes_of,
+    is_sealed,
+    memory_of,
+    parameters_of,
+)
+
+
+class OwnTensors:
+    """A copy of each tensor that a forward may write: for `twin(..., tensors=OwnTensors(module))`.
+
+    Parameters, tensors that need a gradient, and views of parameters stay the caller's. One
+    tensor has one copy, and tensors over one memory stay so where the first of them covers it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._memory: dict[int, torch.UntypedStorage | None] = {}
+        self._kept: list[Tensor] = []
+        for owner in all_modules(module):
+            if is_sealed(owner):
+                continue
+            for parameter in parameters_of(owner).values():
+                memory = None if parameter is None else memory_of(parameter)
+                if memory is not None:
+                    self._memory[memory] = None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+            return tensor
+        with torch.no_grad():
+            made = self._copy(tensor)
+        if made is not tensor:
+            attributes_of(made).update(attributes_of(tensor))
+        return made
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        memory = memory_of(tensor)
+        if memory is None or tensor.is_quantized or type(tensor) is not Tensor:
+            return tensor.detach().clone()
+        if memory in self._memory:
+            copied = self._memory[memory]
+            return tensor if copied is None else _view_of(copied, tensor)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.numel() * tensor.element_size():
+            return tensor.detach().clone()
+        self._kept.append(tensor)
+        copied = self._memory[memory] = storage.clone()
+        return _view_of(copied, tensor)
+
+
+def _view_of(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
+    made = torch.empty(0, dtype=like.dtype, device=like.device)
+    return made.set_(storage, like.storage_offset(), like.size(), like.stride())
