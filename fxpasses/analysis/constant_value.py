@@ -23,6 +23,8 @@ class ConstantValue:
     recipe: Recipe
     saved: Mapping[int, bool]
     """The module's parameters and buffers by identity, and whether a `state_dict` holds them."""
+    is_constant: bool = True
+    """Whether the call does nothing but compute, so that its value is always the same."""
 
     @property
     def node(self) -> Node:

@@ -97,11 +97,13 @@ class Constants:
     """The nodes of one graph whose value follows from tensors that the module holds.
 
     `closed` nodes are the calls that read nothing else. A closed call without effects has the
-    same value in every call, as long as nobody writes those tensors.
+    same value in every call, as long as nobody writes those tensors. It may write values that
+    nothing else reads, as a ReLU in place does: its recipe makes them anew.
     """
 
     def __init__(self, module: GraphModule, facts: Facts) -> None:
         self._module = module
+        self._facts = facts
         self.closed: dict[Node, None] = {}
         self._constant: set[Node] = set()
         for node in module.graph.nodes:
@@ -110,12 +112,25 @@ class Constants:
                     self._constant.add(node)
             elif node.op in _CALLS and self._constant.issuperset(node.all_input_nodes):
                 self.closed[node] = None
-                if facts.effects(node).none:
+                if facts.effects(node).none or self._writes_its_own(node):
                     self._constant.add(node)
 
     def __contains__(self, node: Node) -> bool:
         """Whether `node` has the same value in every call."""
         return node in self._constant
+
+    def _writes_its_own(self, node: Node) -> bool:
+        """Whether all that `node` does besides computing is to write what it alone reads."""
+        effects = self._facts.effects(node)
+        does_more = effects.writes_state or effects.random or effects.raises or effects.unknown
+        return not does_more and all(self._is_read_by(node, value) for value in effects.writes)
+
+    def _is_read_by(self, reader: Node, value: Node) -> bool:
+        """Whether `value` is made on the way, and nothing else reads it or what it looks into."""
+        if value.op not in _CALLS or set(value.users) != {reader}:
+            return False
+        looked_into = (n for n in value.all_input_nodes if self._facts.may_alias(value, n))
+        return all(self._is_read_by(value, below) for below in looked_into)
 
     def recipe(self, node: Node) -> Recipe:
         """How `node` follows from what the module holds, as the graph stands now."""

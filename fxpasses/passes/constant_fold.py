@@ -36,17 +36,16 @@ _UNDEFINED: Final = frozenset({Op.EMPTY, Op.EMPTY_LIKE, Op.NEW_EMPTY})
 
 
 def calls_are_all_alike(site: ConstantValue, facts: Facts) -> str | None:
+    if any(op_of(step.node) in _UNDEFINED for step in site.recipe.steps):
+        return "it reads memory that nothing was written to"
+    if site.is_constant:
+        return None
     effects = facts.effects(site.node)
     if effects.random:
         return "it draws random numbers"
     if effects.writes or effects.writes_state:
         return "it writes"
-    if effects.unknown:
-        return "nothing is known of what it does"
-    if effects.raises:
-        return "it checks something"
-    undefined = any(op_of(step.node) in _UNDEFINED for step in site.recipe.steps)
-    return "it reads memory that nothing was written to" if undefined else None
+    return "nothing is known of what it does" if effects.unknown else "it checks something"
 
 
 def sources_are_never_written(site: ConstantValue, facts: Facts) -> str | None:
@@ -199,13 +198,13 @@ class _Search:
 
     def _site(self, node: Node, room: int) -> ConstantValue | None:
         if node not in self._judged:
-            site = ConstantValue(self._constants.recipe(node), self._saved)
+            is_constant = node in self._constants
+            site = ConstantValue(self._constants.recipe(node), self._saved, is_constant)
             self._judged[node] = site if self._may_be_folded(site, room) else None
         return self._judged[node]
 
     def _may_be_folded(self, site: ConstantValue, room: int) -> bool:
-        computes = self._facts.effects(site.node).none and site.fakes is not None
-        if computes and not site.is_new_tensor:
+        if site.is_constant and site.fakes is not None and not site.is_new_tensor:
             return False
         if self.refuses(site, [c for c in self._legal_if if c not in _JUDGED_LAST]):
             return False

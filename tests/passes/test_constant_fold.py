@@ -70,7 +70,19 @@ class Parts(Weighted):
         return x * first.sum(0) + second.mean(0) * low
 
 
+class InPlace(Weighted):
+    """A small network on constants, whose activation writes its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.a + 1).sigmoid_() + self.net(self.w * 3).sum(0)
+
+
 MODELS = {
+    InPlace: [Op.MUL, Op.ADD],
     Chain: [Op.MUL],
     Gathered: [Op.ADD],
     Spread: [Op.MATMUL, Op.ADD],
@@ -251,6 +263,13 @@ class ResultWritten(nn.Module):
         return x + total
 
 
+class WrittenAndReadElsewhere(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.a + self.b
+        view = made.view(2, 2)
+        return x * view.mul_(2).sum() + made
+
+
 class ResultReturned(Weighted):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         made = self.a + self.b
@@ -331,6 +350,7 @@ def test_each_legality_condition_is_needed(condition: Condition[Any]) -> None:
     [
         (Undefined, "calls_are_all_alike"),
         (StaysBehind, "result_follows_the_model"),
+        (WrittenAndReadElsewhere, "result_is_never_written"),
     ],
 )
 def test_also_refuses(model: type[nn.Module], condition: str) -> None:
@@ -352,6 +372,11 @@ def test_what_depends_on_a_shape_of_the_input_is_not_constant() -> None:
 
     assert not apply(ConstantFold(), module).modified
     assert torch.equal(module(other), expected)
+
+
+def test_a_write_that_others_see_is_not_lost() -> None:
+    module = traced(WrittenAndReadElsewhere(), X)
+    assert not goes_wrong(ConstantFold(), module, X)
 
 
 class ViewsOnly(Weighted):
