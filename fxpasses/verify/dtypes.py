@@ -4,10 +4,11 @@ A walk in float64 cannot see that a cast was dropped. Fake tensors can, at no co
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -47,8 +48,8 @@ class Kinds:
     def _propagate(self, seen: dict[str, dict[str, Any]]) -> None:
         """Run the program on fake tensors, for graphs whose front end noted nothing."""
         real = self._example.call()
-        # Modules that run their own code may keep what they see.
-        kept = untouched(modules_of(self._program), clone=False)
+        # Modules that run their own code may keep what they see, and fakes write real numbers.
+        kept = untouched(modules_of(self._program))
         with kept, FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             args, kwargs = tree_map_only(Tensor, mode.from_tensor, real)
 
@@ -123,8 +124,15 @@ def _mismatch(site: Site, kinds: Kinds) -> str | None:
 
 def _kind_of_result(region: Region, index: int, path: str, kinds: Kinds) -> Any:
     borders = [kinds.of(path, name) for name in borders_read(region, index)]
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        return _kind(run_region(region, index, [_made(kind) for kind in borders]))
+    modules = [value for value in region.attributes.values() if isinstance(value, nn.Module)]
+    with (
+        untouched(modules),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        torch.no_grad(),
+    ):
+        held = tree_map_only(Tensor, mode.from_tensor, dict(region.attributes))
+        faked = replace(region, attributes=held)
+        return _kind(run_region(faked, index, [_made(kind) for kind in borders]))
 
 
 def _made(kind: Any) -> Any:
