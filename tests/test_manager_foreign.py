@@ -1,5 +1,7 @@
 """Foreign passes: any callable, on a copy; what it left alone is shared with the original."""
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.optimization import fuse, remove_dropout
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn.utils.parametrizations import weight_norm
 
 from fxpasses.core import SOURCE, Group, Numerics, Program, foreign
 from fxpasses.errors import BudgetError, PassError
@@ -319,12 +322,8 @@ def test_a_model_that_cannot_be_copied_is_said_so() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.part(x)
 
-    class Leaves(torch.fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return True
-
     root = Holding()
-    module = GraphModule(root, Leaves().trace(root))
+    module = GraphModule(root, AllLeaves().trace(root))
     with pytest.raises(PassError, match="needs a copy of it, which cannot be made: not me"):
         run(Program(module, {"": module}), lambda copied: None)
 
@@ -347,6 +346,73 @@ def test_plain_tensors_and_weights_with_a_history_are_copied_and_shared() -> Non
     assert module.__dict__["plain"] is plain
     assert "plain" not in module.state_dict()
     assert not torch.equal(module(IMAGE), expected)
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Unusual(nn.Module):
+    """Parts that are copied and compared in ways of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # much of this is in beta
+            self.register_buffer("coo", torch.eye(2).to_sparse())
+            self.register_buffer("csr", torch.eye(2).to_sparse_csr())
+            self.quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+        self.register_buffer("missing", None)
+        self.register_parameter("none", None)
+        self.held_method = functools.partial(self.register_buffer, "x")
+        self.complex = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.double = torch.zeros(2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # much of this is deprecated
+            self.unusual = Unusual()
+            self.scripted = torch.jit.script(Scripted())
+            self.traced = torch.jit.trace(Scripted(), torch.ones(1, 2))
+        self.normed = weight_norm(nn.Linear(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normed(self.traced(self.unusual(self.scripted(x))))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_unusual_parts_are_copied_and_put_back() -> None:
+    root = Mixed()
+    module = GraphModule(root, AllLeaves().trace(root))
+    program = Program(module, {"": module})
+    assert run(program, lambda copied: None).record.status == "unchanged"
+    children, expected = dict(module.named_children()), module(torch.ones(1, 2))
+
+    def change_one(copied: GraphModule) -> None:
+        for parameter in copied.scripted.parameters():
+            parameter.data.zero_()
+
+    assert run(program, change_one).record.status == "changed"
+    changed = {name for name, child in module.named_children() if child is not children[name]}
+    assert changed == {"scripted"}
+    assert not torch.equal(module(torch.ones(1, 2)), expected)
+    torch.testing.assert_close(root(torch.ones(1, 2)), expected)
+
+
+class AllLeaves(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
 
 
 # -- programs of several graphs

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
@@ -11,6 +12,7 @@ from fxpasses.core import ForeignPass, Program
 from fxpasses.core.snapshot import Snapshot
 from fxpasses.errors import PassError
 from fxpasses.manager.resharing import Resharing
+from fxpasses.manager.slots import tensor_slots
 from fxpasses.manager.states import GraphState
 
 
@@ -80,9 +82,9 @@ def _copied(module: GraphModule, memo: dict[int, Any]) -> GraphModule:
     """A plain graph module with copies of all that the graph can reach, hooks of its own apart."""
     result = GraphModule(nn.Module(), Graph())
     memo[id(module)] = result
-    for tensor in _tensors_of(module):
-        if not tensor.is_leaf:  # which torch refuses to copy
-            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    for tensor in [slot.value for slot in tensor_slots(module)]:
+        if not tensor.is_leaf or tensor.layout is not torch.strided:  # torch refuses to copy some
+            memo[id(tensor)] = _cloned(tensor)
     own, new = vars(module), vars(result)
     for held in ("_modules", "_parameters", "_buffers"):
         new[held].update({name: copy.deepcopy(value, memo) for name, value in own[held].items()})
@@ -95,13 +97,11 @@ def _copied(module: GraphModule, memo: dict[int, Any]) -> GraphModule:
     return result
 
 
-def _tensors_of(module: nn.Module) -> list[Tensor]:
-    found: list[Tensor] = []
-    for part in module.modules():
-        own = vars(part)
-        for held in (own["_parameters"], own["_buffers"], own):
-            found.extend(value for value in held.values() if isinstance(value, Tensor))
-    return found
+def _cloned(tensor: Tensor) -> Tensor:
+    clone = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(clone, requires_grad=tensor.requires_grad)
+    return clone.requires_grad_(tensor.requires_grad)
 
 
 def _plain_attributes(module: GraphModule) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 What a pass did not change then costs no memory, stays tied, and follows the original's weights.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxpasses.manager.sameness import bits_equal, same, same_kind
-
-_Slot = tuple[str, MutableMapping[str, Any], str]  # path, the dictionary, the name in it
+from fxpasses.manager.slots import Slot, module_slots, tensor_slots
 
 
 class Resharing:
@@ -24,7 +23,7 @@ class Resharing:
     ) -> None:
         """`memo` tells the copies; what is in `keep` is put back whatever its copies became."""
         self._result = result
-        self._tensors = {path: t for path, t in _tensors(original) if isinstance(t, Tensor)}
+        self._tensors = {slot.path: slot.value for slot in tensor_slots(original, every_path=True)}
         self._modules = dict(original.named_modules(remove_duplicate=False))
         everything = (*self._tensors.values(), *self._modules.values())
         copies = ((memo.get(id(value)), value) for value in everything)
@@ -33,34 +32,33 @@ class Resharing:
         self._claimed: set[int] = set()
 
     def share(self) -> None:
-        left = [slot for slot in _tensor_slots(self._result) if not self._share_tensor(slot)]
+        left = [slot for slot in list(tensor_slots(self._result)) if not self._share_tensor(slot)]
         self._share_by_content(left)
-        for path, held, name in _module_slots(self._result):
-            original = self._original_of(held[name], path)
+        for slot in module_slots(self._result):
+            original = self._original_of(slot.value, slot.path)
             if id(original) in self._keep:
-                held[name] = original
+                slot.fill(original)
         self._share_modules(self._result, "", {id(self._result)})
 
-    def _share_tensor(self, slot: _Slot) -> bool:
-        path, held, name = slot
-        tensor = held[name]
-        original = self._by_copy.get(id(tensor), self._tensors.get(path))
-        if not isinstance(original, Tensor) or not bits_equal(tensor, original):
+    def _share_tensor(self, slot: Slot) -> bool:
+        tensor = slot.value
+        original = self._by_copy.get(id(tensor), self._tensors.get(slot.path))
+        if not isinstance(original, Tensor) or not _equal(tensor, original):
             return False
-        held[name] = original
+        slot.fill(original)
         self._claimed.add(id(original))
         return True
 
-    def _share_by_content(self, slots: Sequence[_Slot]) -> None:
+    def _share_by_content(self, slots: Sequence[Slot]) -> None:
         """A renamed tensor is taken for the one original that is equal and in no other place.
 
         Where several are equal nothing tells which it was, and ties must not be made up.
         """
         free = {id(t): t for t in self._tensors.values() if id(t) not in self._claimed}
-        for _, held, name in slots:
-            equal = [t for t in free.values() if bits_equal(held[name], t)]
+        for slot in slots:
+            equal = [t for t in free.values() if _equal(slot.value, t)]
             if len(equal) == 1:
-                held[name] = free.pop(id(equal[0]))
+                slot.fill(free.pop(id(equal[0])))
 
     def _share_modules(self, module: nn.Module, path: str, seen: set[int]) -> None:
         children = vars(module)["_modules"]
@@ -82,25 +80,5 @@ class Resharing:
         return None
 
 
-def _tensor_slots(module: nn.Module) -> Iterator[_Slot]:
-    for path, part in module.named_modules():
-        own = vars(part)
-        for held in (own["_parameters"], own["_buffers"], own):
-            for name, value in list(held.items()):
-                if isinstance(value, Tensor):
-                    yield (f"{path}.{name}" if path else name), held, name
-
-
-def _module_slots(module: nn.Module) -> Iterator[_Slot]:
-    for path, part in list(module.named_modules()):
-        held = vars(part)["_modules"]
-        for name in [name for name, child in held.items() if child is not None]:
-            yield (f"{path}.{name}" if path else name), held, name
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for path, part in module.named_modules(remove_duplicate=False):
-        own = vars(part)
-        for held in (own["_parameters"], own["_buffers"], own):
-            for name, value in held.items():
-                yield (f"{path}.{name}" if path else name), value
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return type(a) is type(b) and bits_equal(a, b)
