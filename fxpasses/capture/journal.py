@@ -14,7 +14,7 @@ BASE_KEYS: Final = frozenset(nn.Module().__dict__)
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _NO_OBJECTS: Final = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType)
 _DEPTH: Final = 3
-_LARGEST: Final = 4096  # of more elements only the number is compared
+_WIDEST: Final = 64  # what holds more elements is compared, but not what they hold in turn
 
 Held = list[tuple[Any, Any]]
 
@@ -60,22 +60,21 @@ def hold(value: Any, held: Held, depth: int) -> None:
     if kind in PLAIN or not depth:
         return
     if issubclass(kind, (dict, list, set, collections.deque)):
-        if len(value) > _LARGEST:
-            return
         held.append((value, snapshot(value)))
-        for item in value.values() if issubclass(kind, dict) else value:
-            hold(item, held, depth - 1)
+        items = value.values() if issubclass(kind, dict) else value
     elif issubclass(kind, _NO_OBJECTS):
         return
     elif issubclass(kind, tuple):
-        for item in value:
-            hold(item, held, depth - 1)
+        items = value
     else:
         attributes = getattr(value, "__dict__", None)
-        if type(attributes) is dict:
-            held.append((attributes, dict(attributes)))
-            for item in attributes.values():
-                hold(item, held, depth - 1)
+        if type(attributes) is not dict:
+            return
+        held.append((attributes, dict(attributes)))
+        items = attributes.values()
+    if depth > 1 and len(items) <= _WIDEST:
+        for item in items:
+            hold(item, held, depth - 1)
 
 
 def same_attributes(now: dict[str, Any], before: dict[str, Any]) -> bool:

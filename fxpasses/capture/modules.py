@@ -23,12 +23,12 @@ from fxpasses.capture.names import is_identifier
 from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
 from fxpasses.capture.proxies import VALUE_TYPES, Value
 from fxpasses.capture.recorder import Recorder
-from fxpasses.capture.refusal import Refusal, explain
+from fxpasses.capture.refusal import Refusal, definition_of, explain
 from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.running import run_module
 from fxpasses.capture.structures import Containers, stateful
 from fxpasses.capture.values import UNKNOWN, Taint, is_leaf_tensor_module
-from fxpasses.capture.watch import RandomStates, Readers, World
+from fxpasses.capture.watch import RandomStates, Readers, World, stores_attributes
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Running such a module again would change something that the trace cannot put back.
@@ -231,6 +231,10 @@ class ModuleTracer(Recorder):
     def _runs_own_code(self, module: nn.Module, path: str) -> Opaque | None:
         """Why a module is not even tried."""
         name = type(module).__name__
+        if path in self.request.live:
+            reason = "changes its Python state"
+            source = definition_of(module)
+            return Opaque(path, name, OpaqueKind.PYTHON_STATE, reason, source)
         if is_compiled(module):
             what = "TorchScript" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
             return Opaque(path, name, OpaqueKind.COMPILED, what)
@@ -366,7 +370,8 @@ class ModuleTracer(Recorder):
         self, module: nn.Module, opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.opaque.setdefault(opaque.path, opaque)
-        if opaque.kind in (OpaqueKind.PYTHON_STATE, OpaqueKind.CHANGES_ARGUMENT):
+        may_write = not self.has_example and stores_attributes(module)
+        if opaque.kind is OpaqueKind.PYTHON_STATE or may_write:
             self.changing.add(opaque.path)
         return self._leaf(module, opaque.path, args, kwargs, opaque)
 

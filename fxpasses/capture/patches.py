@@ -139,44 +139,56 @@ class Replacements:
     # -- modules
 
     def _modules(self) -> None:
-        host, is_tracing = self._host, self._is_tracing
-        call, read = nn.Module.__call__, nn.Module.__getattr__
-        write, delete = nn.Module.__setattr__, nn.Module.__delattr__
-        thread, ident = self._thread, threading.get_ident
+        for name, make in (
+            ("__call__", self._call),
+            ("__getattr__", self._read),
+            ("__setattr__", self._write),
+            ("__delattr__", self._delete),
+        ):
+            original = getattr(nn.Module, name)
+            self._patches.attribute(nn.Module, name, functools.wraps(original)(make(original)))
 
-        @functools.wraps(call)
-        def call_(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if not is_tracing():
                 return call(module, *args, **kwargs)
             return host.call_module(module, args, kwargs)
 
-        @functools.wraps(read)
-        def read_(module: nn.Module, name: str) -> Any:
+        return call_module
+
+    def _read(self, read: Callable[[nn.Module, str], Any]) -> Callable[..., Any]:
+        host, thread, ident = self._host, self._thread, threading.get_ident
+
+        def read_attribute(module: nn.Module, name: str) -> Any:
             if ident() == thread:
                 found = host.read_attribute(module, name)
                 if found is not UNKNOWN:
                     return found
             return read(module, name)
 
-        @functools.wraps(write)
-        def write_(module: nn.Module, name: str, value: Any) -> None:
+        return read_attribute
+
+    def _write(self, write: Callable[[nn.Module, str, Any], None]) -> Callable[..., Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def write_attribute(module: nn.Module, name: str, value: Any) -> None:
             if is_tracing() and host.before_attribute_write(module, name, value):
                 return
             write(module, name, value)
 
-        @functools.wraps(delete)
-        def delete_(module: nn.Module, name: str) -> None:
+        return write_attribute
+
+    def _delete(self, delete: Callable[[nn.Module, str], None]) -> Callable[..., Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def delete_attribute(module: nn.Module, name: str) -> None:
             if is_tracing():
                 host.before_attribute_delete(module, name)
             delete(module, name)
 
-        for name, new in (
-            ("__call__", call_),
-            ("__getattr__", read_),
-            ("__setattr__", write_),
-            ("__delattr__", delete_),
-        ):
-            self._patches.attribute(nn.Module, name, new)
+        return delete_attribute
 
     # -- builtins
 

@@ -99,6 +99,7 @@ _COMPARES: Final = frozenset(
     getattr(operator, name)
     for name in ["add", "sub", "mul", "truediv", "eq", "ne", "lt", "gt", "le", "ge"]
 )
+_WHOLES_KEPT: Final = 64  # each keeps the example's values alive
 
 
 class Outcome:
@@ -369,6 +370,8 @@ class Recorder:
         spread = rebuilt(container, items)
         if isinstance(spread, tuple):
             self._wholes[id(spread)] = (spread, root)
+            if len(self._wholes) > _WHOLES_KEPT:
+                del self._wholes[next(iter(self._wholes))]
         return spread
 
     def whole(self, container: Any) -> Node | None:

@@ -86,6 +86,7 @@ class _Run:
     def run_the_trace(self) -> Trace:
         tracer = self._tracer
         replacements = Replacements(tracer, self._world.files.values())
+        outside: tuple[str, ...] | None = None  # not known where the trace ends by an exception
         try:
             with DispatchMode(tracer), FunctionMode(tracer):
                 tracer.prepare()
@@ -94,7 +95,8 @@ class _Run:
                 outputs = self._root()
             outside = self._outside()
         finally:
-            self._world.restore(first=True)
+            if outside != ():
+                self._world.restore(first=True)
             replacements.restore()
             tracer.show_attributes()
             self._random.restore()
@@ -103,9 +105,10 @@ class _Run:
             raise Outside(outside)
         return self._result(outputs)
 
-    def _outside(self) -> tuple[str, ...]:
+    def _outside(self) -> tuple[str, ...] | None:
+        """What changed outside the modules; None where the modules that did it are opaque."""
         if self._request.strict:
-            return ()
+            return None
         places = self._tracer.world.changed()
         if self._random.changed():
             places.append("the state of Python's or NumPy's random numbers")

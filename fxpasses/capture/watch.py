@@ -1,6 +1,8 @@
 """What Python and torch keep outside the model's tensors: seen when a forward changes it."""
 
 import collections
+import dis
+import inspect
 import random
 import sys
 import types
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import is_
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from fxpasses.capture.internals import REGION_NAMES
@@ -304,6 +307,15 @@ class Readers:
             return True
         nested = (c for c in code.co_consts if isinstance(c, types.CodeType))
         return any(map(self._mentions, nested))
+
+
+def stores_attributes(module: nn.Module) -> bool:
+    """Whether the module's forward, by its code, may write attributes of modules."""
+    stores = ("STORE_ATTR", "DELETE_ATTR")
+    forward: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if forward is None or isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(instruction.opname in stores for instruction in dis.get_instructions(forward))
 
 
 def _codes_of(kind: type) -> Iterator[types.CodeType]:

@@ -12,7 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture import Capture, CapturedModule, capture, finish, fork
+from fxpasses.capture import (
+    Capture,
+    CapturedModule,
+    calls_of,
+    capture,
+    fallback_of,
+    finish,
+    fork,
+)
 from fxpasses.core import Watch
 from fxpasses.errors import CaptureError, ModeError, StaleWeightsError
 
@@ -74,7 +82,7 @@ class TestWhole:
         result = result_of(captured)
         for x in (X, X[:1], X.repeat(2, 1)):
             assert torch.equal(result(x), model(x))
-        assert result.calls["graph"] == 3
+        assert calls_of(result)["graph"] == 3
 
     def test_without_an_example(self) -> None:
         model = Plain().eval()
@@ -83,7 +91,7 @@ class TestWhole:
         assert captured.reference is None
         assert torch.equal(result(X), model(X))
         assert torch.equal(result(x=X), model(X))
-        assert result.calls["fallback"] == 0
+        assert calls_of(result)["fallback"] == 0
 
     def test_the_mode_can_be_chosen(self) -> None:
         model = Plain()
@@ -110,7 +118,7 @@ class TestWhole:
 
         assert [n.name for n in captured.program.root.graph.nodes] == [name for name, *_ in before]
         result = finish(work, captured.program)
-        assert isinstance(result.fallback.norm, nn.BatchNorm1d)
+        assert isinstance(fallback_of(result).norm, nn.BatchNorm1d)
         assert "norm" not in dict(result.named_modules())
         assert not hasattr(result, "norm")
 
@@ -128,7 +136,7 @@ class TestOpaqueModules:
         assert type(result.inner) is Deciding
         assert type(result.inner.yes) is Plain
         assert torch.equal(result(X), model(X))
-        assert result.inner.yes.forward.serve.calls["graph"] == 1
+        assert calls_of(result.inner.yes.forward.serve)["graph"] == 1
         assert list(result.state_dict()) == list(model.state_dict())
         assert "forward" not in vars(model.inner.yes)
 
@@ -163,11 +171,11 @@ class TestOpaqueModules:
         reference = copy.deepcopy(model)
         result = result_of(capture(model, (X,)))
         assert model.inner.count == 0
-        assert result.inner is result.fallback.inner
+        assert result.inner is fallback_of(result).inner
         for x in (X, X[None], X):
             assert torch.equal(result(x), reference(x))
         assert result.inner.count == 3
-        assert result.calls == {"graph": 2, "fallback": 1, "reasons": {
+        assert calls_of(result) == {"graph": 2, "fallback": 1, "reasons": {
             "x has rank 3 instead of 2": 1}}  # fmt: skip
 
     def test_state_of_an_opaque_root(self) -> None:
@@ -212,7 +220,7 @@ class TestOpaqueModules:
         result = result_of(capture(model, (X.abs(),)))
         for x in (X.abs(), -X.abs(), X.abs()):
             assert torch.equal(result(x), model(x))
-        calls = result.child.forward.serve.calls
+        calls = calls_of(result.child.forward.serve)
         assert (calls["graph"], calls["fallback"]) == (2, 1)
 
     def test_what_passes_remove_below_them_is_put_back(self) -> None:
@@ -233,7 +241,7 @@ class TestOpaqueModules:
         for made in (copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
             assert torch.equal(made(X), model(X))
             graphs = [m for m in made.modules() if "forward" in vars(m)]
-            assert all(m.forward.serve.calls["graph"] == 1 for m in graphs)
+            assert all(calls_of(m.forward.serve)["graph"] == 1 for m in graphs)
             assert len(graphs) == len([m for m in result.modules() if "forward" in vars(m)])
 
     @pytest.mark.parametrize("build", [lambda: Around(Deciding()), Deciding])
@@ -296,7 +304,7 @@ class TestArguments:
         result = result_of(captured)
         assert torch.equal(result(*args, **kwargs), model(*args, **kwargs))
         assert captured.opaque == ()
-        assert result.calls["graph"] == 1
+        assert calls_of(result)["graph"] == 1
 
     def test_another_structure_runs_the_own_code(self) -> None:
         class Model(nn.Module):
@@ -305,7 +313,7 @@ class TestArguments:
 
         result = result_of(capture(Model(), (Point(X, None),)))
         assert torch.equal(result(Point(X, X)), X + X)
-        assert result.calls["fallback"] == 1
+        assert calls_of(result)["fallback"] == 1
 
 
 class TestOddModels:
@@ -331,6 +339,40 @@ class TestOddModels:
         assert torch.equal(result(X), model(X))
         assert list(result.state_dict()) == list(model.state_dict())
         assert torch.equal(copy.deepcopy(result)(X), model(X))
+
+    @pytest.mark.parametrize("x", [X, None])
+    def test_names_that_results_have_themselves(self, x: Tensor | None) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.graph, self.code = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+                self.register_buffer("calls", torch.ones(4))
+                self.register_buffer("meta", torch.ones(4))
+                self.recompile = nn.Parameter(torch.ones(4))
+                self.entry, self.fallback = Deciding(), nn.Linear(4, 4)
+                self.print_readable = torch.ones(4)
+                self._code = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.code(self.graph(x)) + self.calls * self.recompile + self.meta
+                self.calls.add_(1)
+                return self._code(self.fallback(self.entry(x))) + self.print_readable
+
+        model = Model().eval()
+        reference = copy.deepcopy(model)
+        result = result_of(capture(model, None if x is None else (x,)))
+        copied, loaded = copy.deepcopy(result), pickle.loads(pickle.dumps(result))
+        for _ in range(2):
+            expected = reference(X)
+            for made in (result, copied, loaded):
+                assert torch.equal(made(X), expected)
+        assert list(result.state_dict()) == list(model.state_dict())
+        assert torch.equal(result.state_dict()["calls"], torch.full((4,), 3.0))
+        assert torch.equal(model.calls, torch.ones(4))
+        assert calls_of(result)["fallback"] == 0
+        assert result.fallback is dict(result.named_modules())["fallback"]
+        wide = result.double()(X.double())
+        torch.testing.assert_close(wide, reference.double()(X.double()))
 
     def test_attributes_with_a_history(self) -> None:
         class Model(nn.Module):

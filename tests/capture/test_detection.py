@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from fxpasses.capture import capture, finish, fork
+from fxpasses.capture import calls_of, capture, finish, fork
 
 detection = pytest.importorskip("torchvision.models.detection")
 
@@ -44,5 +44,5 @@ def test_a_detector_is_captured_with_its_children(model) -> None:
             assert same(result(given), expected)
             assert same(copy.deepcopy(result)(given), expected)
             assert same(pickle.loads(pickle.dumps(result))(given), expected)
-    assert result.backbone.forward.serve.calls["graph"] == 3
+    assert calls_of(result.backbone.forward.serve)["graph"] == 3
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())

@@ -375,8 +375,8 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
     ("numpy", lambda s, x: x * float(x.detach().numpy().sum() > 0), {}, VALUE, VALUE),
     ("loop_over_tensor", lambda s, x: sum(t for t in x), {}, CONTROL_FLOW, CAPTURED),
     ("starred_shape", lambda s, x: x.reshape(*x.shape[:2], -1), {}, CAPTURED, CAPTURED),
-    ("shape_plus_tuple", lambda s, x: x.reshape(x.shape[:2] + (-1,)), {}, CAPTURED, CAPTURED),
-    ("tuple_plus_shape", lambda s, x: x.reshape((-1,) + x.shape[2:]), {}, CAPTURED, CAPTURED),
+    ("shape_plus_tuple", lambda s, x: x.reshape((*x.shape[:2], -1)), {}, CAPTURED, CAPTURED),
+    ("tuple_plus_shape", lambda s, x: x.reshape((-1, *x.shape[2:])), {}, CAPTURED, CAPTURED),
     ("sum_of_shape", lambda s, x: x * sum(list(x.shape)), {}, CAPTURED, CAPTURED),
     (
         "shapes_compared",
@@ -418,7 +418,7 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
     ),
     ("chunk_loop", lambda s, x: sum(c.sum() for c in x.chunk(5, 2)), {}, CAPTURED, CAPTURED),
     ("unbind_loop", lambda s, x: sum(x.unbind(2)), {}, CAPTURED, CAPTURED),
-    ("chunk_unpacked", lambda s, x: (lambda a, b: a + b)(*x.chunk(2, 2)), {}, CAPTURED, CAPTURED),
+    ("chunk_unpacked", lambda s, x: torch.add(*x.chunk(2, 2)), {}, CAPTURED, CAPTURED),
     (
         "squeeze_then_ndim",
         lambda s, x: x * x[:, :, : x.shape[2] - 7].squeeze().ndim,

@@ -86,10 +86,35 @@ def test_arguments(case: tuple[Any, ...]) -> None:
     assert same(run(model, args, kwargs), run(result, args, kwargs))
 
 
-UNSAFE = (
-    "sum list len input type id nan inf torch device math pytree fx_pytree NoneType builtins float "
-    "int range slice getattr operator self_ InputX x_1 wrap größe print"
-).split()
+UNSAFE = [
+    "sum",
+    "list",
+    "len",
+    "input",
+    "type",
+    "id",
+    "nan",
+    "inf",
+    "torch",
+    "device",
+    "math",
+    "pytree",
+    "fx_pytree",
+    "NoneType",
+    "builtins",
+    "float",
+    "int",
+    "range",
+    "slice",
+    "getattr",
+    "operator",
+    "self_",
+    "InputX",
+    "x_1",
+    "wrap",
+    "größe",
+    "print",
+]
 
 
 @pytest.mark.parametrize("name", UNSAFE)
@@ -158,7 +183,7 @@ def test_attributes_of_the_root_with_hostile_names() -> None:
             self.register_buffer("self", torch.ones(6))
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + getattr(self, 'a"b') + getattr(self, "self")
+            return x + getattr(self, 'a"b') + self.self
 
     result = traced(Hostile(), (X,))
     assert result.kinds == {"": OpaqueKind.UNTRACEABLE_VALUE}

@@ -6,19 +6,21 @@ import math
 import random
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Node
 
 from fxpasses.capture.guards import GuardMiss, check_len, guard, require_structure, structure_of
 from fxpasses.capture.tracer import CAPTURE_LOCK, OpaqueKind, Request, trace
 from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR, VALUE, TensorInfo
 from fxpasses.errors import GuardError
 from tests.capture.tracing import module, run, same, traced
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 

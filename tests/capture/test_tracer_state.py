@@ -231,7 +231,7 @@ def global_dict(s: Any, x: Tensor) -> Tensor:
 
 
 def global_number(s: Any, x: Tensor) -> Tensor:
-    global NUMBER
+    global NUMBER  # noqa: PLW0603 - the construct under test
     NUMBER += 1
     return s.linear(x) * NUMBER
 
@@ -324,7 +324,7 @@ def outside_world() -> list[Any]:
 
 
 def reset() -> None:
-    global NUMBER
+    global NUMBER  # noqa: PLW0603 - what is tested writes it
     COUNTS["n"] = NUMBER = Subject.calls = 0
     tick.__closure__[0].cell_contents = 0
     CACHE.clear()
@@ -573,3 +573,40 @@ def test_the_mode_is_reported_where_it_is_read() -> None:
 
     result = traced(nn.Sequential(nn.ReLU(), Reads()).eval(), (X,))
     assert result.trace.reads_training == ("1",)
+
+
+def test_without_an_example_a_module_whose_code_writes_attributes_is_taken_to_do_so() -> None:
+    class Writer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum() > 0:
+                return x
+            self.n += 1
+            return x + self.n
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writer = Writer()
+            self.reader = Reader(self.writer)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.reader(self.writer(x))
+
+    class Reader(nn.Module):
+        def __init__(self, writer: Writer) -> None:
+            super().__init__()
+            self.held = [writer]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.held[0].n
+
+    model = nn.Sequential(Model())
+    result = traced(model)
+    assert set(result.kinds) == {"0.writer", "0.reader"}
+    own = copy.deepcopy(model)
+    for _ in range(3):
+        assert same(own(-X - 3), result(-X - 3))
