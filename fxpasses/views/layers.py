@@ -69,8 +69,12 @@ class Weighted(View):
         return edit.call_module(made, near, *self.node.args, **self.node.kwargs)
 
     def _constant(self, edit: Editor, name: str, fold: Fold) -> Node:
-        is_parameter = isinstance(self.tensor("weight"), nn.Parameter)
-        value = self._parameter(edit, fold) if is_parameter else fold.value
+        """What the old weight is, the new one is too: parameter, buffer or plain attribute."""
+        old, value = self.tensor("weight"), fold.value
+        if isinstance(old, nn.Parameter):
+            value = self._parameter(edit, fold)
+        elif any(buffer is old for buffer in edit.module.buffers()):
+            value = edit.buffer(fold)
         return edit.constant(value, f"{self.node.name}_{name}")
 
     def _parameter(self, edit: Editor, fold: Fold) -> nn.Parameter:

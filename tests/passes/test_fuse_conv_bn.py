@@ -733,6 +733,24 @@ def test_the_folded_parameters_have_no_history_and_new_names() -> None:
     copy.deepcopy(module)
 
 
+class WeightIsABuffer(ConvNorm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", self.conv.weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(F.conv2d(x, self.kernel))
+
+
+def test_a_weight_that_is_a_buffer_stays_one() -> None:
+    module = traced(WeightIsABuffer(), IMAGE)
+
+    apply(FuseConvBn(), module)
+
+    assert {"conv2d_weight", "conv2d_bias"} <= set(dict(module.named_buffers()))
+    assert {"conv2d_weight", "conv2d_bias"} <= set(module.state_dict())
+
+
 def test_keeps_the_metadata() -> None:
     module = exported(ConvNorm(), IMAGE)
     value = the_node(module, Op.BATCH_NORM).meta["val"]
