@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  torch has no public name
 )
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpasses.core import Folds, widened
+from fxpasses.verify.structures import mapped, tensors_of
 from fxpasses.verify.trail import Trail
 
 WIDE = {
@@ -86,7 +86,7 @@ class Float64:
 
     def reads(self, value: Any) -> Any:
         """`read` for all tensors in a structure."""
-        return tree_map_only(Tensor, self.read, value)
+        return mapped(value, self.read)
 
     def _read(self, tensor: Tensor) -> Tensor:
         address = _address(tensor)
@@ -128,7 +128,7 @@ class Float64:
     def _unrounded(self, folded: Tensor, view: Tensor) -> Tensor:
         assert self.folds is not None
         # A formula must not be helped by the modes: casts in it would be raised.
-        with _disable_current_modes():
+        with unaffected():
             exact = self.folds.exact(folded)
         laid_out = torch.empty_strided(
             folded.shape, folded.stride(), dtype=exact.dtype, device=exact.device
@@ -138,7 +138,7 @@ class Float64:
 
     def disturbs(self, value: Any) -> Any:
         """`disturbed` for the widened tensors of a structure."""
-        return tree_map_only(Tensor, lambda tensor: self.disturbed(self.read(tensor)), value)
+        return mapped(value, lambda tensor: self.disturbed(self.read(tensor)))
 
     def disturbed(self, value: Tensor) -> Tensor:
         """The value moved by the noise, relative to each element, if there is to be any."""
@@ -203,7 +203,7 @@ class _Widens(TorchDispatchMode):
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         seen = self.seen
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = list(tensors_of((args, kwargs)))
         if func.is_view and any(seen.is_low(tensor) for tensor in tensors):
             # A view of a parameter is widened by who reads it: it may be small, or expanded.
             return func(*args, **kwargs)
@@ -219,7 +219,7 @@ class _Widens(TorchDispatchMode):
             seen.trail.met(func, list(tensors_of((args, kwargs))), result)
         if func.is_view or func._schema.is_mutable:  # noqa: SLF001  torch has no public name
             return result
-        return tree_map_only(Tensor, lambda tensor: seen.disturbed(_wide(tensor)), result)
+        return mapped(result, lambda tensor: seen.disturbed(_wide(tensor)))
 
 
 class _WidensEarly(TorchFunctionMode):
@@ -242,11 +242,11 @@ class _WidensEarly(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def tensors_of(values: Any) -> Iterator[Tensor]:
-    """The tensors in a structure of containers."""
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            yield leaf
+@contextmanager
+def unaffected() -> Generator[None]:
+    """Inside, tensors are as they are, also while code around it runs in float64."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
+        yield
 
 
 def _name(func: Any) -> str:

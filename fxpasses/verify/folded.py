@@ -61,15 +61,17 @@ def _blame(tensor: Tensor, sites: Sequence[Site], message: str) -> Iterator[Blam
 
 
 def ulps_off(tensor: Tensor, folds: Folds) -> float:
-    """By how many units in the last place of its dtype `tensor` misses its formula at most."""
+    """By how many units in the last place of its dtype `tensor` misses its formula at most.
+
+    0 where every element is its formula rounded to nearest.
+    """
     exact = folds.exact(tensor)
     if tensor.shape != exact.shape:
         return float("inf")
     held = tensor.detach()
     rounded = exact.to(tensor.dtype)
-    same = (held == rounded) | (held.isnan() & rounded.isnan())
-    if bool(same.all()):
-        return min(ULPS, _largest(held, exact))
+    if torch.equal(held, rounded) or torch.equal(held.nan_to_num(), rounded.nan_to_num()):
+        return 0.0
     return _largest(held, exact)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule  # noqa: TC002  read where annotations are
 
 from fxpasses.capture.entry import Forward
-from fxpasses.capture.result import CapturedModule
+from fxpasses.capture.result import CapturedModule, entry_of
 from fxpasses.core import Program
 from fxpasses.core.record import VerificationRecord
 from fxpasses.verify.findings import Findings
@@ -52,6 +52,6 @@ def _as_program(module: nn.Module) -> Program:
     for path, inner in module.named_modules():
         stand_in = vars(inner).get("forward")
         graph = stand_in.serve if isinstance(stand_in, Forward) else inner
-        if isinstance(graph, CapturedModule) and graph.entry.pattern is not None:
+        if isinstance(graph, CapturedModule) and entry_of(graph).pattern is not None:
             graphs[path] = graph
     return Program(module, dict(reversed(graphs.items())))

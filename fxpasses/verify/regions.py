@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxpasses.core import Folds, Region
-from fxpasses.verify.float64 import float64, tensors_of
+from fxpasses.verify.float64 import float64
 from fxpasses.verify.runner import call, lifetimes
 from fxpasses.verify.state import randomness_restored, tensors_below
+from fxpasses.verify.structures import tensors_of
 from fxpasses.verify.trail import Trail
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.capture.result import CapturedModule
+from fxpasses.capture.result import CapturedModule, entry_of
 from fxpasses.core import Program, attribute
 
 Environment = dict[Node, Any]
@@ -132,7 +132,7 @@ class Binder:
     def __init__(self, graph_module: GraphModule) -> None:
         graph = graph_module.graph
         captured = isinstance(graph_module, CapturedModule)
-        self.renamed = graph_module.entry.renamed if captured else {}
+        self.renamed = entry_of(graph_module).renamed if captured else {}
         copied, copies = Graph(), dict[Node, Node]()
         copied.set_codegen(graph._codegen)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public way to read it
         for node in graph.nodes:
@@ -201,6 +201,6 @@ def modules_of(program: Program) -> list[nn.Module]:
     found: list[nn.Module] = [program.root, *(one for _, one in program)]
     for module in tuple(found):
         # An opaque root runs the code of a module that is registered nowhere.
-        if isinstance(module, CapturedModule) and module.entry.pattern is None:
-            found.extend([module.entry.fallback] if module.entry.fallback else [])
+        if isinstance(module, CapturedModule) and entry_of(module).pattern is None:
+            found.extend([fallback] if (fallback := entry_of(module).fallback) is not None else [])
     return list({id(module): module for module in found}.values())

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fxpasses.core import STANDS_FOR, Program
-from fxpasses.verify.float64 import Float64, float64, tensors_of
+from fxpasses.verify.float64 import Float64, float64
 from fxpasses.verify.probes import Probe
 from fxpasses.verify.runner import (
     Environment,
@@ -29,6 +29,7 @@ from fxpasses.verify.state import (
     tensors_below,
     untouched,
 )
+from fxpasses.verify.structures import tensors_of
 from fxpasses.verify.trail import Follow, Key, Trail
 from fxpasses.verify.walk import Walk, Walker
 

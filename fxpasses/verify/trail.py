@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fxpasses.verify.structures import tensors_of
+
 Key: TypeAlias = tuple[Any, ...]
 
 _JUMPS = frozenset(
@@ -101,8 +103,7 @@ class Follow(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.trail.met(func, operands, result)
+        self.trail.met(func, list(tensors_of((args, kwargs))), result)
         return result
 
 

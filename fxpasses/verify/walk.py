@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpasses.core import STANDS_FOR, Folds, Numerics, cut_region
 from fxpasses.verify.compare import Difference, differences, worst
-from fxpasses.verify.float64 import Float64
+from fxpasses.verify.float64 import Float64, unaffected
 from fxpasses.verify.regions import borders_read, in_float64, tensors_read
 from fxpasses.verify.runner import Environment
 from fxpasses.verify.sites import (
@@ -167,7 +167,8 @@ class Walker:
             return
         old = self._old_value(visit, values)
         borders = [self.seen.reads(values[node]) for node in visit.borders]
-        found = worst(differences(new, old))
+        with unaffected():
+            found = worst(differences(new, old))
         bound = 0.0 if site.numerics is Numerics.EXACT else SITE_BOUND
         if found.in_kind:
             if not self._decided_by_rounding(visit, borders, new, old):
@@ -225,9 +226,12 @@ class Walker:
         ]
         if not inputs:
             return True
-        if any(_is_zero(border) for border in inputs):
+        with unaffected():
+            blocked = any(_is_zero(border) for border in inputs)
+            varies = not all(_is_constant(leaf) for leaf in tree_leaves(new))
+        if blocked:
             return self._agrees_on_made_up_values(visit, borders)
-        if not all(_is_constant(leaf) for leaf in tree_leaves(new)):
+        if varies:
             return True
         still = self._run(visit, borders)
         moved = self._run(visit, [_moved(border) for border in borders])
