@@ -7,7 +7,15 @@ from fxpasses.capture.example import infer_arguments
 from fxpasses.capture.fork import finish, fork
 from fxpasses.capture.own_tensors import OwnTensors
 from fxpasses.capture.request import Opaque, OpaqueKind
-from fxpasses.capture.result import CapturedModule, release
+from fxpasses.capture.result import (
+    CapturedModule,
+    calls_of,
+    entry_of,
+    fallback_of,
+    guard_weights,
+    pickle_fallback,
+    release,
+)
 from fxpasses.capture.twin import Twin, twin
 
 __all__ = [
@@ -20,10 +28,15 @@ __all__ = [
     "OwnTensors",
     "Reference",
     "Twin",
+    "calls_of",
     "capture",
+    "entry_of",
+    "fallback_of",
     "finish",
     "fork",
+    "guard_weights",
     "infer_arguments",
+    "pickle_fallback",
     "release",
     "twin",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph
 
 from fxpasses.capture.admission import check_model, children_of
@@ -20,7 +20,7 @@ from fxpasses.capture.entry import Entry, own_function
 from fxpasses.capture.inside import attributes_of, is_sealed
 from fxpasses.capture.own_tensors import OwnTensors
 from fxpasses.capture.pattern import Pattern
-from fxpasses.capture.result import CapturedModule, around, install
+from fxpasses.capture.result import CapturedModule, around, entry_of, install
 from fxpasses.capture.retraced import STAND_INS, bare, captured_before, show_guards
 from fxpasses.capture.tracer import (
     Call,
@@ -162,6 +162,7 @@ class _Capturing:
     def _trace(self, module: nn.Module, example: Arguments | None) -> Trace:
         """Trace a twin of `module`, again where globals or state turn out to change."""
         strict, places, live = False, tuple[str, ...](), frozenset[str]()
+        opaque: dict[str, Opaque] = {}
         while True:
             scratch, found = twin(module)
             leaf_functions = self._leaf_functions
@@ -177,6 +178,8 @@ class _Capturing:
                 live=live,
                 strict=strict,
                 places=places,
+                force_opaque=opaque,
+                run_refused=module is self._clean,
             )
             self._traces += 1
             try:
@@ -189,13 +192,14 @@ class _Capturing:
             if made.changing <= live:
                 break
             live |= made.changing
+            opaque = {leaf.path: leaf for leaf in made.opaque}
         self._guards += made.guards
         self._notes.update(dict.fromkeys(made.notes))
         state = attributes_of(module)
         state.update(made.constants)
         state.update({n: found.old(m) if found.made(m) else m for n, m in made.unregistered})
         show_guards(made.graph)
-        _shorten_paths(module, made.graph)
+        _name_safely(module, made.graph)
         return made
 
     def _graph_of(
@@ -205,7 +209,7 @@ class _Capturing:
 
     def _entry(self, module: nn.Module, made: Trace, example: Arguments | None) -> Entry:
         earlier = captured_before(module)
-        before = None if earlier is None else earlier.entry
+        before = None if earlier is None else entry_of(earlier)
         reads_grad = made.reads_grad_mode or (before is not None and before.reads_grad_mode)
         forward = own_function(module)
         pattern = (
@@ -305,17 +309,34 @@ def _sealed(path: str, module: nn.Module) -> Opaque:
 
 # Python compiles an attribute of an attribute by recursion.
 _DEEPEST = 64
+# Where what the model calls by a name of GraphModule's own is found.
+_NAMES = "_fxpasses_names"
 
 
-def _shorten_paths(root: nn.Module, graph: Graph) -> None:
-    """Give modules that lie very deep a name at the root."""
-    aliases: dict[str, str] = {}
+def _name_safely(root: nn.Module, graph: Graph) -> None:
+    """Let nodes reach modules that lie very deep, or have a name that GraphModule keeps."""
+    deep: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op not in ("call_module", "get_attr") or node.target.count(".") < _DEEPEST:
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        if CapturedModule.keeps_name(node.target.partition(".")[0]):
+            attributes_of(root).setdefault(_NAMES, _same_names(root))
+            node.target = f"{_NAMES}.{node.target}"
+        if node.target.count(".") < _DEEPEST:
             continue
         path, name = node.target, ""
         if node.op == "get_attr":
             path, _, name = node.target.rpartition(".")
-        alias = aliases.setdefault(path, f"_deep{len(aliases)}")
+        alias = deep.setdefault(path, f"_fxpasses_deep{len(deep)}")
         attributes_of(root)[alias] = _at(root, path)
         node.target = f"{alias}.{name}" if name else alias
+
+
+def _same_names(root: nn.Module) -> nn.Module:
+    """A plain module over the dicts of `root`: what is registered later is found here too."""
+    made = nn.Module()
+    held = attributes_of(root)
+    tensors = {key: value for key, value in held.items() if isinstance(value, Tensor)}
+    shared = {key: held[key] for key in ("_parameters", "_buffers", "_modules")}
+    attributes_of(made).update(tensors | shared)
+    return made

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fxpasses.capture.forms import Args, Kwargs
+from fxpasses.capture.graphs import is_picklable
 from fxpasses.capture.guards import GuardMiss
 from fxpasses.capture.inside import attributes_of
 from fxpasses.capture.pattern import Pattern
@@ -56,6 +57,8 @@ class Entry:
         self.fallback = fallback
         self.renamed = dict(renamed or {})
         self.flags = list(flags)
+        self.model_class: type[nn.Module] | None = None
+        """The class of the module that was captured."""
         self.mode_reasons: tuple[str, ...] = ()
         """Why no call in the other mode can be served: what passes did to the weights."""
         self.watches: list[Watch] = []
@@ -208,6 +211,8 @@ class Entry:
             state["fallback"] = None
             state["pairs"] = []
         state.update(watches=watched, lineage=None, calls=Calls())
+        if not is_picklable(self.model_class):
+            state["model_class"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fxpasses.capture.inside import (
     modules_of,
     parameters_of,
 )
-from fxpasses.capture.result import CapturedModule
+from fxpasses.capture.result import CapturedModule, entry_of
 from fxpasses.capture.twin import Twin, twin
 from fxpasses.core import Program, Watch
 
@@ -33,17 +33,6 @@ def fork(program: Program) -> Program:
 def _count_anew(program: Program) -> None:
     for module in (program.root, *program.graphs.values()):
         entry_of(module).calls = Calls()
-
-
-def entry_of(module: nn.Module) -> Entry:
-    """The entry of a captured module.
-
-    Raises:
-        TypeError: it is not one.
-    """
-    if not isinstance(module, CapturedModule):
-        raise TypeError(f"a {type(module).__name__} is not a captured module")
-    return module.entry
 
 
 def finish(

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 
 from fxpasses.capture.entry import Entry, Forward, own_forward
-from fxpasses.capture.graphs import FrozenGraph, copy_graph, freeze, is_picklable, thaw
+from fxpasses.capture.graphs import FrozenGraph, copy_graph, freeze, thaw
 from fxpasses.capture.inside import attributes_of
 from fxpasses.capture.unshare import convert
 from fxpasses.core import Watch
@@ -20,11 +20,11 @@ from fxpasses.core import Watch
 _MODULE_KEYS = frozenset(attributes_of(nn.Module()))
 # Written anew whenever code is generated.
 _GENERATED = frozenset(("_graph", "_code", "_lineno_map", "_prologue_start"))
-_SETTINGS = ("graph", "entry", "guard_weights", "_entry", "_model_class", "_original")
+# The names that results reserve: any other may be one of the model's own.
+_ENTRY, _OWN_CODE = "_fxpasses", "_fxpasses_own"
 _OWN_KEYS = frozenset(
-    (*attributes_of(GraphModule(nn.Module(), Graph())), *_GENERATED, *_SETTINGS)
+    (*attributes_of(GraphModule(nn.Module(), Graph())), *_GENERATED, "graph", _ENTRY, _OWN_CODE)
 ) - frozenset(("training",))
-_MODEL_CLASS = "_model_class"
 _MISSING: Any = object()
 # Python looks for these on the class; `model[0]` is common.
 _CONTAINER_METHODS = ("__len__", "__getitem__", "__iter__", "__contains__")
@@ -37,9 +37,8 @@ class CapturedModule(GraphModule):
     that the graph does not hold for runs the module's own code and is counted in `calls`.
     """
 
-    _entry: Entry
-    _model_class: "type[nn.Module] | None"
-    graph_forward: Callable[..., Any]
+    _fxpasses: Entry
+    _fxpasses_graph: Callable[..., Any]
     """The generated code, without the check of the arguments."""
 
     @classmethod
@@ -52,10 +51,16 @@ class CapturedModule(GraphModule):
         # What nodes may name; everything else is asked of the fallback.
         named = (Tensor, nn.Module)
         state.update({key: value for key, value in held.items() if isinstance(value, named)})
-        state["_entry"] = entry
-        state[_MODEL_CLASS] = held.get(_MODEL_CLASS, type(module))
+        before: Entry | None = held.get(_ENTRY)
+        entry.model_class = type(module) if before is None else before.model_class
+        state[_ENTRY] = entry
         made.graph = graph
         return made
+
+    @classmethod
+    def keeps_name(cls, name: str) -> bool:
+        """Whether `self.name` is not the model's own in generated code."""
+        return hasattr(cls, name) or name in _OWN_KEYS
 
     @classmethod
     def _empty(cls, name: str) -> Self:
@@ -68,56 +73,16 @@ class CapturedModule(GraphModule):
     def recompile(self) -> PythonCode:
         code = super().recompile()
         kind = cast("Any", type(self))
-        kind.graph_forward = kind.forward
-        kind.forward = _checked_forward(attributes_of(self).get(_MODEL_CLASS))
-        _adopt(kind, attributes_of(self).get(_MODEL_CLASS))
+        entry: Entry | None = attributes_of(self).get(_ENTRY)
+        kind._fxpasses_graph = kind.forward  # noqa: SLF001  its own class
+        kind.forward = _checked_forward(None if entry is None else entry.model_class)
+        _adopt(kind, None if entry is None else entry.model_class)
         # Torch's own prints a traceback to stderr for whatever the generated code raises.
         del kind.__call__
         return code
 
     def _recompile_submodules(self) -> list[tuple[str, PythonCode]]:
         return []
-
-    @property
-    def calls(self) -> Mapping[str, Any]:
-        """How often the graph ran, and how often and why the module's own code did."""
-        return self._entry.calls.as_dict()
-
-    @property
-    def entry(self) -> Entry:
-        """What decides whether the graph runs, or the module's own code."""
-        return self._entry
-
-    @property
-    def fallback(self) -> nn.Module | None:
-        """The module whose own code runs where the graph does not hold."""
-        return self._entry.fallback
-
-    @property
-    def guard_weights(self) -> bool:
-        """Whether a call raises `StaleWeightsError` once a folded weight was written."""
-        return self._entry.guard_weights
-
-    @guard_weights.setter
-    def guard_weights(self, on: bool) -> None:
-        self._entry.guard_weights = on
-
-    def set_watches(self, watches: Sequence[Watch]) -> None:
-        """Let calls raise once one of the watched tensors is written."""
-        self._entry.watches = list(watches)
-
-    def pickle_fallback(self, on: bool = True) -> None:
-        """Whether pickles of this module carry the module's own code along."""
-        self._entry.pickles_fallback = on
-
-    def release(self) -> None:
-        """Drop the module's own code, and with it the weights that only it needs."""
-        fallback = self._entry.fallback
-        if fallback is None or self._entry.pattern is None:
-            return
-        attributes_of(self).update(_plain_attributes(fallback, attributes_of(self)))
-        self._entry.fallback = None
-        self._entry.pairs = []
 
     # -- as the original: attributes, mode
 
@@ -132,7 +97,7 @@ class CapturedModule(GraphModule):
 
     def _of_the_original(self, name: str) -> Any:
         state = attributes_of(self)
-        entry: Entry | None = state.get("_entry")
+        entry: Entry | None = state.get(_ENTRY)
         if entry is None or (name.startswith("__") and name.endswith("__")):
             return _MISSING
         fallback = entry.fallback
@@ -144,13 +109,22 @@ class CapturedModule(GraphModule):
                 if any(name in held for held in registered)
                 else getattr(fallback, name, _MISSING)
             )
-        original: type | None = state.get(_MODEL_CLASS)
+        original = entry.model_class
         method = getattr(original, name, _MISSING) if original is not None else _MISSING
         return method.__get__(self) if inspect.isfunction(method) else method
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Torch's names may be those of the model's own submodules, which they must not replace.
+        if name in _GENERATED:
+            attributes_of(self)[name] = value
+            return
+        if name == "graph" and isinstance(value, Graph):
+            attributes_of(self)["_graph"] = value
+            value.owning_module = self
+            self.recompile()
+            return
         super().__setattr__(name, value)
-        entry: Entry | None = attributes_of(self).get("_entry")
+        entry: Entry | None = attributes_of(self).get(_ENTRY)
         if entry is None or entry.fallback is None or name in _OWN_KEYS:
             return
         setattr(entry.fallback, name, value)
@@ -158,7 +132,7 @@ class CapturedModule(GraphModule):
     def train(self, mode: bool = True) -> Self:
         """Never raises; in the other mode the module's own code runs, where it can."""
         super().train(mode)
-        entry = self._entry
+        entry = self._fxpasses
         if entry.fallback is not None:
             # The class of the original may have its own idea of a mode, such as frozen norms.
             entry.fallback.train(mode)
@@ -178,7 +152,7 @@ class CapturedModule(GraphModule):
     def _convert(
         self, fn: Callable[[Tensor], Tensor], *, recurse: bool = True, clone: bool = False
     ) -> Self:
-        entry, fallback = self._entry, self._entry.fallback
+        entry, fallback = self._fxpasses, self._fxpasses.fallback
         before = self._device_type()
 
         def apply() -> None:
@@ -217,13 +191,10 @@ class CapturedModule(GraphModule):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state, entry = self._kept_state(), self._entry
+        state, entry = self._kept_state(), self._fxpasses
         if entry.fallback is not None and not entry.pickles_fallback:
             state = {**_plain_attributes(entry.fallback, state), **state}
-        model_class = state.pop(_MODEL_CLASS)
-        if not is_picklable(model_class):
-            model_class = None
-        return _rebuilt, (type(self).__name__, freeze(self.graph), model_class), state
+        return _rebuilt, (type(self).__name__, freeze(self.graph)), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         attributes_of(self).update(state)
@@ -233,9 +204,8 @@ class CapturedModule(GraphModule):
         return {k: v for k, v in attributes_of(self).items() if k not in _GENERATED}
 
 
-def _rebuilt(name: str, frozen: FrozenGraph, model_class: type | None) -> CapturedModule:
+def _rebuilt(name: str, frozen: FrozenGraph) -> CapturedModule:
     made = CapturedModule._empty(name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  the way to make one
-    attributes_of(made)[_MODEL_CLASS] = model_class
     graph = thaw(frozen)
     graph.owning_module = made
     attributes_of(made)["_graph"] = graph
@@ -264,7 +234,7 @@ def _checked_forward(model_class: type[nn.Module] | None) -> Callable[..., Any]:
     """A forward that looks like the model's own and serves calls by the entry."""
 
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
-        return self._entry.run(self.graph_forward, args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        return self._fxpasses.run(self._fxpasses_graph, args, kwargs)  # pyright: ignore[reportPrivateUsage]
 
     own = None if model_class is None else model_class.forward
     if own is not None:
@@ -284,8 +254,8 @@ def _adopt(kind: Any, model_class: type[nn.Module] | None) -> None:
             setattr(kind, name, getattr(model_class, name))
     if model_class.get_extra_state is nn.Module.get_extra_state:
         return
-    kind.get_extra_state = lambda self: self.fallback.get_extra_state()
-    kind.set_extra_state = lambda self, state: self.fallback.set_extra_state(state)
+    kind.get_extra_state = lambda self: fallback_of(self).get_extra_state()
+    kind.set_extra_state = lambda self, state: fallback_of(self).set_extra_state(state)
 
 
 # -- modules that run their own code
@@ -310,12 +280,12 @@ def around(module: nn.Module) -> CapturedModule:
     graph = Graph()
     args = graph.create_node("placeholder", "*args", name="args")
     kwargs = graph.create_node("placeholder", "**kwargs", name="kwargs")
-    own = graph.create_node("call_module", "_original", (args, kwargs), name="original")
+    own = graph.create_node("call_module", _OWN_CODE, (args, kwargs), name="original")
     graph.output(own)
     entry = Entry(None, module)
     entry.pickles_fallback = True
     made = CapturedModule.over(module, Graph(), entry)
-    attributes_of(made)["_original"] = OwnCode(module)
+    attributes_of(made)[_OWN_CODE] = OwnCode(module)
     made.graph = graph
     entry.pairs = [(made, module)]
     return made
@@ -330,10 +300,47 @@ def install(module: nn.Module, graph: Graph, entry: Entry) -> CapturedModule:
     return made
 
 
+# -- asked of a result; functions, so that no name is taken from the model
+
+
+def entry_of(module: nn.Module) -> Entry:
+    """What decides whether the graph of a captured module runs, or the module's own code.
+
+    Raises:
+        TypeError: `module` is no captured module.
+    """
+    if not isinstance(module, CapturedModule):
+        raise TypeError(f"a {type(module).__name__} is not a captured module")
+    return attributes_of(module)[_ENTRY]
+
+
+def calls_of(result: nn.Module) -> Mapping[str, Any]:
+    """How often the graph ran, and how often and why the module's own code did."""
+    return entry_of(result).calls.as_dict()
+
+
+def fallback_of(result: nn.Module) -> Any:
+    """The module whose own code runs where the graph does not hold, or None."""
+    return entry_of(result).fallback
+
+
+def guard_weights(result: nn.Module, on: bool) -> None:
+    """Whether a call raises `StaleWeightsError` once a folded weight was written."""
+    entry_of(result).guard_weights = on
+
+
+def pickle_fallback(result: nn.Module, on: bool = True) -> None:
+    """Whether pickles of a result carry the module's own code along."""
+    entry_of(result).pickles_fallback = on
+
+
 def release(result: nn.Module) -> None:
     """Drop the own code of a result, and with it the weights that only it needs.
 
     A call that the graph does not hold for raises `GuardError` from then on.
     """
-    if isinstance(result, CapturedModule):
-        result.release()
+    entry = entry_of(result)
+    if entry.fallback is None or entry.pattern is None:
+        return
+    attributes_of(result).update(_plain_attributes(entry.fallback, attributes_of(result)))
+    entry.fallback, entry.pairs = None, []

@@ -15,7 +15,7 @@ from fxpasses.capture import guards
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.entry import Forward
 from fxpasses.capture.inside import all_modules, attributes_of
-from fxpasses.capture.result import CapturedModule
+from fxpasses.capture.result import CapturedModule, entry_of
 
 
 def guard(value: Any, expected: Any) -> None:
@@ -79,11 +79,11 @@ def bare(root: nn.Module, example: Arguments | None) -> bool:
     """
     before = captured_before(root)
     if before is not None and example is not None:
-        held = before.entry.holds_for(example.args, dict(example.kwargs))
-        before.entry.transparent = held
-        if held:
+        entry = entry_of(before)
+        entry.transparent = entry.holds_for(example.args, dict(example.kwargs))
+        if entry.transparent:
             hide_guards(before)
-    transparent = before is not None and before.entry.transparent
+    transparent = before is not None and entry_of(before).transparent
     for module in all_modules(root):
         forward = attributes_of(module).get("forward")
         if not isinstance(forward, Forward) or (module is root and transparent):
