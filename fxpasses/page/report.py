@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fxpasses import session
+from fxpasses.capture import CapturedModule, calls_of
 from fxpasses.core import Record
 from fxpasses.errors import ResultError
 from fxpasses.page.text import as_text
@@ -55,7 +56,7 @@ def report(result: nn.Module, *, details: bool = False) -> Report:
         record = Record.from_dict(meta[META])
     except ValueError as error:
         raise ResultError(f"the result's record cannot be read: {error}") from error
-    return Report(record, getattr(result, "calls", None), details)
+    return Report(record, calls_of(result) if isinstance(result, CapturedModule) else None, details)
 
 
 def plan(  # noqa: PLR0913  the options of `run` that a plan can have

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxpasses.capture import Capture, capture, finish, infer_arguments
+from fxpasses.capture import Capture, capture, entry_of, finish, infer_arguments
 from fxpasses.core import Group, Program, Record
 from fxpasses.core.record import CaptureRecord, OpaqueRecord
 from fxpasses.errors import FxPassesWarning, TrainingModeWarning, UnverifiedWarning
@@ -113,7 +113,7 @@ class Session:
             watches_on_sources(attempt.program, self.model),
             mode_reasons(attempt.runs, training=self.request.settings.training),
         )
-        result.guard_weights = guard_weights
+        entry_of(result).guard_weights = guard_weights
         result.meta[META] = self.record.as_dict()
         return result
 
