@@ -126,6 +126,19 @@ def test_what_fails_in_the_third_graph_is_taken_back_in_all(
         )
 
 
+class Peculiar(PassError):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_an_error_of_a_kind_of_its_own_is_told_with_its_place(program: Program) -> None:
+    cause = Peculiar("this", "that")
+    manager = PassManager(Group((hostile(program.graphs["c"], raises(cause)),)))
+    with pytest.raises(PassError, match=r"1:hostile@c/relu_1 at relu_1 .*this and that") as caught:
+        manager.run(program)
+    assert caught.value.__cause__ is cause
+
+
 def breaks_the_graph(edit: Editor, site: Node) -> None:
     with edit.before(node_named(edit.module, "first")):
         edit.call_function(torch.neg, site)

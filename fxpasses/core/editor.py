@@ -107,7 +107,6 @@ class Editor:
         if not self.changed:
             return
         try:
-            self.graph.lint()
             self._erase_doomed()
             attributes.remove_unused(self.module, self._unwanted)
             self.graph.lint()

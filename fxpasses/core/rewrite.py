@@ -204,19 +204,22 @@ class Label:
         return f"{self.position}:{pass_name}@{self.path}/{node.name}{repeated}"
 
 
+def retold(error: PassError, message: str) -> PassError:
+    """An error of the same kind that says more."""
+    return BudgetError(message) if isinstance(error, BudgetError) else PassError(message)
+
+
 @contextmanager
 def blamed_on(what: str, node: Node) -> Generator[None]:
     """Turn whatever is raised inside into a PassError that names `what`, node and source line."""
+    source = source_of(node)
+    where = f"{node.name} ({source})" if source else node.name
     try:
         yield
-    except PassError:
-        raise
+    except PassError as error:
+        raise retold(error, f"{what} at {where}: {error}") from error
     except Exception as error:
-        source = source_of(node)
-        where = f" ({source})" if source else ""
-        raise PassError(
-            f"{what} raised {type(error).__name__} at {node.name}{where}: {error}"
-        ) from error
+        raise PassError(f"{what} raised {type(error).__name__} at {where}: {error}") from error
 
 
 def carry_out(

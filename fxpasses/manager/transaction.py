@@ -21,6 +21,7 @@ from fxpasses.core import (
     carry_out,
 )
 from fxpasses.core.record import PassRecord
+from fxpasses.core.rewrite import retold
 from fxpasses.errors import BudgetError, PassError
 from fxpasses.manager.foreign import Installed, carry_out_foreign
 from fxpasses.manager.protection import WeightsProtected
@@ -175,6 +176,6 @@ def named(error: PassError, name: str) -> PassError:
     """The error itself if it names the pass, else one that does."""
     if name in str(error):
         return error
-    renamed = type(error)(f"{name}: {error}")
+    renamed = retold(error, f"{name}: {error}")
     renamed.__cause__ = error
     return renamed

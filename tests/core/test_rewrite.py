@@ -22,7 +22,6 @@ from fxpasses.core import (
 from fxpasses.errors import BudgetError, PassError
 from tests.core.graphs import Chain, SwapRelu, captured, node_named, with_condition
 
-
 FIRST = Label()
 
 
@@ -116,6 +115,13 @@ def test_an_error_in_a_rewrite_names_pass_rewrite_node_and_line(module: GraphMod
     with pytest.raises(PassError, match=message) as caught:
         ids_of(scripted(step), module)
     assert caught.value.__cause__ is cause
+
+
+def test_a_typed_error_of_a_rewrite_keeps_its_type_and_gets_the_place(module: GraphModule) -> None:
+    step = Step(node_named(module, "relu"), "", raising(BudgetError("too many bytes")))
+    message = r"1:scripted@/relu at relu \(model.py:3\): too many bytes"
+    with pytest.raises(BudgetError, match=message):
+        ids_of(scripted(step), module)
 
 
 def test_an_error_in_match_names_pass_node_and_line(
