@@ -19,6 +19,11 @@ _WIDEST: Final = 64  # what holds more elements is compared, but not what they h
 Held = list[tuple[Any, Any]]
 
 
+def is_registry(name: str) -> bool:
+    """Whether `name` is torch's own dict of parameters, buffers or modules."""
+    return name in _REGISTRIES
+
+
 def own_items(module: nn.Module) -> Iterable[tuple[str, Any]]:
     """The attributes that the module's own class has set."""
     return [(name, value) for name, value in module.__dict__.items() if name not in BASE_KEYS]
@@ -31,15 +36,24 @@ class ModuleState:
         state = module.__dict__
         self._module = module
         self._items = dict(own_items(module))
-        self._held: Held = [(state[name], snapshot(state[name])) for name in _REGISTRIES]
-        for value in self._items.values():
-            hold(value, self._held, _DEPTH)
+        self._held: dict[str, Held] = {
+            name: [(state[name], snapshot(state[name]))] for name in _REGISTRIES
+        }
+        for name, value in self._items.items():
+            held: Held = []
+            hold(value, held, _DEPTH)
+            if held:
+                self._held[name] = held
 
     def changed(self) -> bool:
         now = dict(own_items(self._module))
-        if not same_attributes(now, self._items):
-            return True
-        return any(not same_content(container, held) for container, held in self._held)
+        return not same_attributes(now, self._items) or any(map(_differs, self._held.values()))
+
+    def changed_names(self) -> set[str]:
+        """The attributes that are other objects by now, or hold something else."""
+        now, before = dict(own_items(self._module)), self._items
+        names = {n for n in {**before, **now} if not _same_at(n, now, before)}
+        return names | {name for name, held in self._held.items() if _differs(held)}
 
     def restore(self) -> None:
         state = self._module.__dict__
@@ -49,9 +63,18 @@ class ModuleState:
         for name, value in self._items.items():
             if state.get(name) is not value:
                 state[name] = value
-        for container, held in self._held:
-            if not same_content(container, held):
-                refill(container, held)
+        for held in self._held.values():
+            for container, old in held:
+                if not same_content(container, old):
+                    refill(container, old)
+
+
+def _differs(held: Held) -> bool:
+    return not all(same_content(container, old) for container, old in held)
+
+
+def _same_at(name: str, now: dict[str, Any], before: dict[str, Any]) -> bool:
+    return name in now and name in before and _same(now[name], before[name])
 
 
 def hold(value: Any, held: Held, depth: int) -> None:
@@ -112,6 +135,10 @@ class AttributeWrites:
 
     def last_name(self) -> str:
         return self._writes[-1][1]
+
+    def since(self, count: int) -> list[tuple[nn.Module, str]]:
+        """The modules and attributes written behind the first `count` writes."""
+        return [(module, name) for module, name, _, _ in self._writes[count:]]
 
     def undo(self, count: int) -> None:
         """Put back everything behind the first `count` writes, the last one first."""

@@ -17,18 +17,18 @@ from fxpasses.capture.internals import (
     set_grad_enabled,
     torch_state,
 )
-from fxpasses.capture.journal import AttributeWrites, ModuleState, is_same_write, own_items
+from fxpasses.capture.journal import AttributeWrites, ModuleState, is_registry, is_same_write
 from fxpasses.capture.memory import Checkpoint
 from fxpasses.capture.names import is_identifier
 from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
 from fxpasses.capture.proxies import VALUE_TYPES, Value
 from fxpasses.capture.recorder import Recorder
-from fxpasses.capture.refusal import Refusal, definition_of, explain
+from fxpasses.capture.refusal import Refusal, explain
 from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.running import run_module
 from fxpasses.capture.structures import Containers, stateful
 from fxpasses.capture.values import UNKNOWN, Taint, is_leaf_tensor_module
-from fxpasses.capture.watch import RandomStates, Readers, World, stores_attributes
+from fxpasses.capture.watch import RandomStates, Readers, World, stored_attributes
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Running such a module again would change something that the trace cannot put back.
@@ -83,7 +83,7 @@ class ModuleTracer(Recorder):
         self._num_calls: dict[str, int] = {}
         self._called: list[str] = []  # in order, to take back
         self._hidden: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
-        self._live: list[nn.Module] = []
+        self._live: dict[nn.Module, set[str]] = {}
         self._readers = Readers(world, request.places) if request.strict else None
 
     def prepare(self) -> None:
@@ -113,6 +113,10 @@ class ModuleTracer(Recorder):
 
     def _hide_attributes(self) -> None:
         """Move what a read must be seen of out of the modules, so that it comes to us."""
+        live: dict[str, set[str]] = {}
+        for attribute in self.request.live:
+            path, _, name = attribute.rpartition(".")
+            live.setdefault(path, set()).add(name)
         for module, path in self.paths.modules().items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
@@ -121,26 +125,25 @@ class ModuleTracer(Recorder):
                 if isinstance(value, Tensor) or name == "training":
                     del state[name]
                     self._hidden[id(module), name] = (module, self._hide(module, name, value))
-            if path in self.request.live:
-                self._live.append(module)
+            own = {name for name in live.get(path, ()) if not is_registry(name)}
+            if own:
+                self._live[module] = own
         self._hide_live()
 
     def _hide_live(self) -> None:
         """Hide the Python state of the modules whose forward changes it."""
-        for module in self._live:
-            for name, value in list(own_items(module)):
-                if name != "forward":
-                    del module.__dict__[name]
-                    self._hidden[id(module), name] = (module, value)
+        for module, names in self._live.items():
+            for name in names & module.__dict__.keys():
+                self._hidden[id(module), name] = (module, module.__dict__.pop(name))
 
     @contextmanager
     def live_shown(self) -> Generator[None]:
         """Code that runs for real sees, and changes, the state where it belongs."""
-        live = {id(module) for module in self._live}
-        for key, (module, value) in list(self._hidden.items()):
-            if key[0] in live and key[1] != "training" and not isinstance(value, Tensor):
-                del self._hidden[key]
-                module.__dict__[key[1]] = value
+        for module, names in self._live.items():
+            for name in names:
+                _, value = self._hidden.pop((id(module), name), (module, UNKNOWN))
+                if value is not UNKNOWN:
+                    module.__dict__[name] = value
         try:
             yield
         finally:
@@ -164,18 +167,18 @@ class ModuleTracer(Recorder):
     def read_attribute(self, module: nn.Module, name: str) -> Any:
         """The attribute of a module as model code sees it, UNKNOWN if it is none of ours."""
         found = self._hidden.get((id(module), name))
-        if found is None:
-            return UNKNOWN if self.evaluating else self._registered(module, name)
-        value = found[1]
         if self.evaluating:
-            return value
+            return UNKNOWN if found is None else found[1]
+        if name in self._live.get(module, ()):
+            reason = f"reads .{name}, which the forward of an opaque module changes"
+            raise self.refuse(OpaqueKind.READS_CHANGING_STATE, reason)
+        if found is None:
+            return self._registered(module, name)
+        value = found[1]
         if isinstance(value, Tensor):
             return self.lift(value)
-        if name == "training":
-            self.reads_training.append(self.paths.find(module) or "")
-            return value
-        reason = f"reads .{name}, which the forward of an opaque module changes"
-        raise self.refuse(OpaqueKind.READS_CHANGING_STATE, reason)
+        self.reads_training.append(self.paths.find(module) or "")
+        return value
 
     def _registered(self, module: nn.Module, name: str) -> Any:
         state = module.__dict__
@@ -231,10 +234,6 @@ class ModuleTracer(Recorder):
     def _runs_own_code(self, module: nn.Module, path: str) -> Opaque | None:
         """Why a module is not even tried."""
         name = type(module).__name__
-        if path in self.request.live:
-            reason = "changes its Python state"
-            source = definition_of(module)
-            return Opaque(path, name, OpaqueKind.PYTHON_STATE, reason, source)
         if is_compiled(module):
             what = "TorchScript" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
             return Opaque(path, name, OpaqueKind.COMPILED, what)
@@ -370,9 +369,9 @@ class ModuleTracer(Recorder):
         self, module: nn.Module, opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.opaque.setdefault(opaque.path, opaque)
-        may_write = not self.has_example and stores_attributes(module)
-        if opaque.kind is OpaqueKind.PYTHON_STATE or may_write:
-            self.changing.add(opaque.path)
+        if not self.has_example:
+            prefix = f"{opaque.path}." if opaque.path else ""
+            self.changing |= {prefix + name for name in stored_attributes(module)}
         return self._leaf(module, opaque.path, args, kwargs, opaque)
 
     # -- entry, exit, taking back
@@ -401,10 +400,12 @@ class ModuleTracer(Recorder):
         if len(self.refusals) > mark.refusals:
             reason = f"catches an error of the tracer: {self.refusals[-1].reason}"
             raise Refusal(OpaqueKind.CAUGHT_REFUSAL, reason, self.refusals[-1].where)
+        self._note_changes(module, mark)
         if len(self.writes) > mark.writes:
             raise Refusal(OpaqueKind.PYTHON_STATE, f"writes .{self.writes.last_name()}")
-        if mark.state.changed():
-            raise Refusal(OpaqueKind.PYTHON_STATE, "changes its Python state")
+        changed = sorted(mark.state.changed_names())
+        if changed:
+            raise Refusal(OpaqueKind.PYTHON_STATE, f"changes .{', .'.join(changed)}")
         if mark.arguments.changed():
             reason = "changes a list or dict that it is given"
             raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)
@@ -412,6 +413,14 @@ class ModuleTracer(Recorder):
             raise Refusal(OpaqueKind.UNTRACEABLE_VALUE, "returns a generator")
         if self.request.strict:
             self._check_world(module)
+
+    def _note_changes(self, module: nn.Module, mark: _Mark) -> None:
+        written = [*self.writes.since(mark.writes)]
+        written += [(module, name) for name in mark.state.changed_names()]
+        for owner, name in written:
+            path = self.paths.find(owner)
+            if path is not None:
+                self.changing.add(f"{path}.{name}" if path else name)
 
     def _check_world(self, module: nn.Module) -> None:
         places = self.world.changed()

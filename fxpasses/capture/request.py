@@ -90,10 +90,10 @@ class Request:
 
     `root` is a twin that the trace may dirty, and that is of no use afterwards. Its tensors are
     the caller's and are never written. `args` and `kwargs` are the example, None to trace by
-    names alone. `force_opaque` lists paths that are never inlined. `live` names the modules
-    whose Python state changes: who else reads it is opaque. `strict` compares globals at each
-    module's exit, so that the innermost module that changes them is found; `places` are those
-    that `Outside` named. A refused root's own code is run on the example if `run_refused`.
+    names alone. `force_opaque` lists paths that are never inlined. `live` lists attributes
+    (`path.name`) that change: who reads one is opaque. `strict` compares globals at each module's
+    exit, so that the innermost module that changes them is found; `places` are those that
+    `Outside` named. A refused root's own code is run on the example if `run_refused`.
     """
 
     root: nn.Module
@@ -116,7 +116,7 @@ class Trace:
     identifiers: what has another name is reached through an alias, listed with the rest in
     `constants` (tensors) and `unregistered` (modules), to be put into the root's `__dict__`.
     `opaque` lists the innermost modules that run their own code, `calls` the first call of each
-    module below them. `changing` are those whose Python state changes: where `request.live`
+    module below them. `changing` are the paths of attributes that change: where `request.live`
     lacks one of them, the trace has to be made again.
     """
 

@@ -33,12 +33,16 @@ def run_module(
 ) -> tuple[Any, set[str]]:
     """Run `module` on real values, under the grad mode of the trace's caller.
 
-    Returns its result, detached, and the paths of the modules whose Python state it changed.
+    Returns its result, detached, and the paths of the attributes that it changed.
     A module that writes a parameter is run again with parameters of its own.
     """
     with host.live_shown():
         out, states = _run_protected(host, module, path, args, kwargs)
-        changed = {where for where, state in states.items() if state.changed()}
+        changed = {
+            _joined(where, name)
+            for where, state in states.items()
+            for name in state.changed_names()
+        }
     if changed:
         host.memory.also_undo(lambda: _restore(host, states))
     return map_leaves(out, _detached), changed

@@ -309,13 +309,13 @@ class Readers:
         return any(map(self._mentions, nested))
 
 
-def stores_attributes(module: nn.Module) -> bool:
-    """Whether the module's forward, by its code, may write attributes of modules."""
+def stored_attributes(module: nn.Module) -> set[str]:
+    """The names of attributes that the module's forward, by its code, may write."""
     stores = ("STORE_ATTR", "DELETE_ATTR")
     forward: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if forward is None or isinstance(module, torch.jit.ScriptModule):
-        return False
-    return any(instruction.opname in stores for instruction in dis.get_instructions(forward))
+        return set()
+    return {i.argval for i in dis.get_instructions(forward) if i.opname in stores}
 
 
 def _codes_of(kind: type) -> Iterator[types.CodeType]:

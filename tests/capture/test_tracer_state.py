@@ -610,3 +610,29 @@ def test_without_an_example_a_module_whose_code_writes_attributes_is_taken_to_do
     own = copy.deepcopy(model)
     for _ in range(3):
         assert same(own(-X - 3), result(-X - 3))
+
+
+def test_what_does_not_change_may_be_read_beside_what_does() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.n = 3, 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.n += 1
+            return x + self.n
+
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counts = Counts()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.counts(x) * self.counts.scale
+
+    model = nn.Sequential(Parent())
+    result = traced(model, (X,))
+    assert result.kinds == {"0.counts": STATE}
+    assert result.trace.changing == {"0.counts.n"}
+    own = copy.deepcopy(model)
+    assert same([own(X) for _ in range(3)], [result(X) for _ in range(3)])
