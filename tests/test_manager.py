@@ -157,6 +157,27 @@ def test_a_graph_broken_at_the_end_is_taken_back_in_all(program: Program) -> Non
     assert states(program) == before
 
 
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_ctrl_c_while_graphs_are_sealed_takes_all_back(
+    program: Program, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    before = states(program)
+    calls: list[GraphModule] = []
+    recompile = GraphModule.recompile
+
+    def interrupted(module: GraphModule) -> Any:
+        calls.append(module)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return recompile(module)
+
+    monkeypatch.setattr(GraphModule, "recompile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        PassManager(Group((SwapRelu(),))).run(program)
+    assert states(program) == before
+    assert calls[0] is program.graphs["a"]
+
+
 def test_an_edit_of_another_graph_is_found_and_taken_back(program: Program) -> None:
     program.graphs["c"].__dict__["other"] = program.graphs["a"]
     before = states(program)
