@@ -194,6 +194,24 @@ def test_folds_convolutions_of_every_kind(
 
 
 @pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 8, 3, groups=2, stride=2, padding="valid", bias=False),
+        nn.ConvTranspose2d(4, 8, 3, groups=2, stride=2, output_padding=1, dilation=2),
+    ],
+    ids=["conv", "transposed"],
+)
+def test_folds_grouped_convolutions_as_torch_exports_them(layer: nn.Module) -> None:
+    module = exported(InARow(layer, drawn(nn.BatchNorm2d(8))), IMAGE)
+    expected = module(IMAGE)
+
+    apply(FuseConvBn(), module)
+
+    assert Op.BATCH_NORM not in ops(module)
+    torch.testing.assert_close(module(IMAGE), expected)
+
+
+@pytest.mark.parametrize(
     "norm",
     [
         nn.BatchNorm2d(4, affine=False),
