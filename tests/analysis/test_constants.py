@@ -51,9 +51,7 @@ def test_only_what_the_module_holds_goes_into_a_constant() -> None:
     "made",
     [
         lambda m: m.w.exp() @ m.layer(m.w).softmax(-1),
-        lambda m: (
-            m.layer(torch.arange(4.0).view(2, 2)) * torch.full((2,), 0.1)
-        ),
+        lambda m: m.layer(torch.arange(4.0).view(2, 2)) * torch.full((2,), 0.1),
         lambda m: m.w.to(torch.float32).clone(),
         lambda m: (m.w * 2).relu_().mul_(0.5),
     ],
