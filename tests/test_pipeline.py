@@ -16,7 +16,6 @@ from fxpasses.errors import PipelineError, RegistryError
 from fxpasses.registry import Registry, parse
 from fxpasses.registry.syntax import Entry, Minus, Named, Repeated
 
-
 # The same examples every time, and however slow the machine is.
 GENERATED = settings(deadline=None, derandomize=True, database=None)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fxpasses.search import Unresolved, ddmin, first_bad
 
-
 # The same examples every time, and however slow the machine is.
 GENERATED = settings(deadline=None, derandomize=True, database=None)
 
