@@ -12,9 +12,9 @@ from torch.fx.node import map_arg
 
 from fxpasses.capture.calls import IN_PLACE, attribute, call_method, power
 from fxpasses.capture.encoding import Encoder
+from fxpasses.capture.functions import assign, call_tensor_method, torch_function
 from fxpasses.capture.guards import check_len, check_unpack, guard
 from fxpasses.capture.internals import (
-    ScriptMethod,
     erase_behind,
     is_erased,
     reserve_name,
@@ -23,16 +23,13 @@ from fxpasses.capture.internals import (
 )
 from fxpasses.capture.memory import Memory
 from fxpasses.capture.names import is_identifier
+from fxpasses.capture.operands import Operands, Outcome
 from fxpasses.capture.paths import Paths
 from fxpasses.capture.proxies import (
     VALUE_TYPES,
-    Attribute,
     Made,
-    Shape,
-    Size,
     Value,
     count_unpacked_next,
-    find_value,
 )
 from fxpasses.capture.refusal import Refusal, here
 from fxpasses.capture.request import OpaqueKind, Request
@@ -45,12 +42,8 @@ from fxpasses.capture.structures import (
 )
 from fxpasses.capture.values import (
     EXPLICIT_RANK,
-    FIXED_METHODS,
     LOOSE_LENGTH,
     LOOSE_RANK,
-    REFUSED_METHODS,
-    RESHAPES_IN_PLACE,
-    SIZE_METHODS,
     UNKNOWN,
     Taint,
     is_surely_tensor,
@@ -60,97 +53,11 @@ from fxpasses.capture.values import (
 from fxpasses.capture.watch import first_difference
 from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR
 
-# Functions of no tensor whose effect or answer is Python's, not the graph's.
-_NATIVE: Final = frozenset(
-    [
-        "_set_grad_enabled",
-        "get_default_dtype",
-        "get_rng_state",
-        "_record_function_enter_new",
-        "_record_function_exit",
-        "__set__",
-        "get_device_module",
-        "set_default_dtype",
-    ]
-)
-# Questions about real tensors that Python may decide on for good: weights keep their shapes.
-_ABOUT_CONSTANTS: Final = (
-    SIZE_METHODS
-    | FIXED_METHODS
-    | frozenset(
-        ["__repr__", "__format__", "__str__", "__hash__", "__dir__", "is_same_size", "is_tensor"]
-    )
-)
-_DECISIONS: Final = frozenset(
-    [
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "__complex__",
-        "__contains__",
-        "__deepcopy__",
-        "__reduce_ex__",
-        "requires_grad_",
-        "backward",
-    ]
-)
 _COMPARES: Final = frozenset(
     getattr(operator, name)
     for name in ["add", "sub", "mul", "truediv", "eq", "ne", "lt", "gt", "le", "ge"]
 )
 _WHOLES_KEPT: Final = 64  # each keeps the example's values alive
-
-
-class Outcome:
-    """What came of running one operation on the example."""
-
-    __slots__ = ("known", "loose", "numbers", "taint")
-
-    def __init__(self, known: Any, taint: Taint, numbers: Taint, *, loose: bool) -> None:
-        self.known = known
-        self.taint = taint  # of the sizes of its tensors
-        self.numbers = numbers  # of all that is no tensor
-        self.loose = loose
-
-
-class _Operands:
-    """The example's values of a call's operands, and what they depend on."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.is_known = True
-        self.tensors = self.numbers = Taint.FIXED
-        self.loose = self.has_tensor = False
-
-    def plain(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in VALUE_TYPES:
-            return self._value(value)
-        if kind is tuple or kind is Shape:
-            items = [self.plain(item) for item in value]
-            return torch.Size(items) if kind is Shape and UNKNOWN not in items else tuple(items)
-        if kind is slice:
-            return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
-        if isinstance(value, Tensor):
-            self.has_tensor = True
-            return self._memory.copy_of(value) if self._memory.has_copy(value) else value
-        children = dict(children_of(value))
-        if not children and kind not in (list, dict):
-            return value
-        return rebuilt(value, {key: self.plain(item) for key, item in children.items()})
-
-    def _value(self, value: Value) -> Any:
-        known = value.known
-        if known is UNKNOWN:
-            self.is_known = False
-        if isinstance(known, Tensor):
-            self.has_tensor = True
-            self.tensors = max(self.tensors, value.taint)
-            self.loose = self.loose or value.loose
-        else:
-            self.numbers = max(self.numbers, value.taint)
-        return known
 
 
 class Recorder:
@@ -285,7 +192,7 @@ class Recorder:
         self, target: Any, runner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Outcome:
         """Run an operation on the example's values."""
-        operands = _Operands(self.memory)
+        operands = Operands(self.memory)
         plain_args = operands.plain(args)
         plain_kwargs = {name: operands.plain(value) for name, value in kwargs.items()}
         if not operands.is_known:
@@ -311,7 +218,7 @@ class Recorder:
             set_grad_enabled(grad_mode)
             self.evaluating -= 1
 
-    def _classified(self, target: Any, known: Any, operands: _Operands) -> Outcome:
+    def _classified(self, target: Any, known: Any, operands: Operands) -> Outcome:
         name = name_of(target)
         sizes = operands.tensors
         if target not in _COMPARES:
@@ -470,7 +377,7 @@ class Recorder:
 
     def known_of(self, value: Any) -> Any:
         """The example's values in place of traced ones."""
-        return _Operands(self.memory).plain(value)
+        return Operands(self.memory).plain(value)
 
     def copied(self, leaf: Any) -> Any:
         """The run along's own copy of an input."""
@@ -485,7 +392,7 @@ class Recorder:
         if found is not None:
             found[1].known = self._detached(new)
 
-    # -- what torch calls
+    # -- what torch and the proxies call
 
     def torch_function(
         self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -493,99 +400,17 @@ class Recorder:
         """A torch function or method that the model calls, with traced values or without."""
         if self.evaluating:
             raise Refusal(OpaqueKind.PYTHON_STATE, "a traced value in Python state")
-        name: str = getattr(function, "__name__", "")
-        if isinstance(function, ScriptMethod):
-            raise self.refuse(OpaqueKind.COMPILED, "calls a TorchScript method")
-        if find_value((args, kwargs)) is None:
-            if _runs_natively(function, name, args):
-                self.reads_grad_mode |= name == "_set_grad_enabled"
-                return function(*args, **kwargs)
-            if name in _DECISIONS:
-                raise self.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a tensor of the model")
-        if torch.overrides.is_tensor_method_or_property(function):
-            return self._method(function, name, args, kwargs)
-        return self.record("call_function", function, args, kwargs)
-
-    def _method(
-        self, function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        owner = args[0] if args else UNKNOWN
-        if name in ("__get__", "__set__", "__delete__"):
-            return self._property(function, name, owner)
-        if name.startswith("__") and name.endswith("__"):
-            return self._special(name, args, kwargs)
-        if isinstance(owner, (Value, Tensor)):
-            value = owner if isinstance(owner, Value) else self.lift(owner)
-            return self.call_tensor_method(value, name, args[1:], kwargs)
-        return self.record("call_method", name, args, kwargs)
-
-    def _property(self, function: Any, name: str, owner: Any) -> Any:
-        attribute_name: str = function.__self__.__name__
-        if name != "__get__":
-            reason = f"sets .{attribute_name} of a tensor"
-            raise self.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
-        return getattr(owner if isinstance(owner, Value) else self.lift(owner), attribute_name)
-
-    def _special(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """`Tensor.__getitem__` and its kin, in the spelling of an operator."""
-        bare = name.strip("_")
-        if name == "__iter__":
-            return iter(self.record("call_method", "unbind", (args[0], 0), {}))
-        if hasattr(operator, bare) and not kwargs:
-            return self.record("call_function", getattr(operator, bare), args, {})
-        if bare[:1] == "r" and hasattr(operator, bare[1:]) and len(args) == 2:
-            swapped = (args[1], args[0])
-            return self.record("call_function", getattr(operator, bare[1:]), swapped, {})
-        raise self.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"calls {name} of a tensor")
+        return torch_function(self, function, args, kwargs)
 
     def call_tensor_method(
         self, value: Value, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """A method of a tensor: questions are answered or become sizes, the rest is a node."""
-        if name in REFUSED_METHODS:
-            raise self.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"calls .{name}()")
-        if name in RESHAPES_IN_PLACE:
-            reason = f"changes a shape in place by .{name}()"
-            raise self.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
-        known = value.known
-        if not isinstance(known, Tensor) or name not in SIZE_METHODS:
-            return self.record("call_method", name, (value, *args), kwargs)
-        return self._question(value, known, name, args, kwargs)
-
-    def _question(
-        self,
-        value: Value,
-        known: Tensor,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        if value.taint is Taint.FIXED and not value.loose:
-            return self._ask(known, name, args, kwargs)
-        if name in ("dim", "ndimension") and not value.loose:
-            return known.dim()
-        if name == "size" and not value.loose:
-            return _size(value, known, *args, **kwargs)
-        node = self.make_node("call_method", name, (value, *args))
-        answer = self._ask(known, name, args, kwargs)
-        self.note_value(node, answer, rank_is_fixed=True)
-        return Made(node, self, answer, max(value.taint, Taint.SIZE))
-
-    def _ask(
-        self, known: Tensor, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        with self.quiet():
-            return getattr(known, name)(*args, **kwargs)
+        return call_tensor_method(self, value, name, args, kwargs)
 
     def in_place(self, operation: Any, left: Value, right: Any) -> Any:
         """`left += right` and its kin: only a tensor is changed in place."""
-        if isinstance(left.known, Tensor) or left.is_tensor:
-            return self.record("call_function", operation, (left, right), {})
-        if left.known is UNKNOWN:
-            return self.record("call_function", IN_PLACE[operation], (left, right), {})
-        name = operation.__name__[1:]
-        pure = getattr(operator, name, None) or getattr(operator, f"{name}_")
-        return self.record("call_function", pure, (left, right), {})
+        return assign(self, operation, left, right)
 
     # -- taking back
 
@@ -619,26 +444,6 @@ def _runner(op: str, target: Any) -> Any:
     return run
 
 
-def _size(value: Value, known: Tensor, dim: int | None = None) -> Any:
-    if dim is None:
-        return Shape([Size(value, axis) for axis in range(known.dim())])
-    axis = int(dim)
-    if not -known.dim() <= axis < known.dim():
-        raise IndexError(f"Dimension out of range: {axis} of {known.dim()}")
-    return Size(value, axis)
-
-
-def _runs_natively(function: Any, name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call without traced values is Python's business: no tensor comes of it."""
-    if name in _NATIVE or "_record_function" in str(function):
-        return name != "__set__"
-    if name == "__get__":
-        tensor, attribute_name = args[0], function.__self__.__name__
-        is_shape = attribute_name in ("shape", "ndim", "dtype", "device", "layout", "is_cuda")
-        return is_shape and not isinstance(tensor, Value)
-    return name in _ABOUT_CONSTANTS or name == "device"
-
-
 def _node_name(target: Any) -> str:
     name: str = getattr(target, "__name__", type(target).__name__)
     return name.strip("_") or "op"
@@ -646,6 +451,3 @@ def _node_name(target: Any) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:160]
-
-
-__all__ = ["Attribute", "Outcome", "Recorder"]
