@@ -60,5 +60,7 @@ def where(key: Key) -> str:
             times = f", call {call}" if call > 1 else ""
             op = f" ({rest[0]})" if rest and isinstance(rest[0], str) else ""
             return f"{path or 'the model'}/{node}{op}{times}"
+        case ("outside", str(op), int(number)):
+            return f"{op}, number {number + 1}, in code that runs as it is"
         case _:
             return " ".join(str(part) for part in key)

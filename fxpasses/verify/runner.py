@@ -196,11 +196,28 @@ def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Generat
             attributes["forward"] = before
 
 
+def roots_of(program: Program) -> dict[str, nn.Module]:
+    """The roots of everything that a program may run, by path; the program's own root is "".
+
+    Modules may hold others in plain attributes: an opaque root is held so, for one.
+    """
+    found: dict[str, nn.Module] = {"": program.root, **dict(program)}
+    if isinstance(program.root, CapturedModule) and entry_of(program.root).pattern is None:
+        fallback = entry_of(program.root).fallback
+        found.update({} if fallback is None else {"(own code)": fallback})
+    known = {id(module) for root in found.values() for module in root.modules()}
+    waiting = list(found.items())
+    while waiting:
+        prefix, root = waiting.pop()
+        for path, module in root.named_modules(prefix=prefix):
+            for name, value in vars(module).items():
+                if isinstance(value, nn.Module) and id(value) not in known:
+                    known.update(id(inner) for inner in value.modules())
+                    found[f"{path}.{name}"] = value
+                    waiting.append((f"{path}.{name}", value))
+    return found
+
+
 def modules_of(program: Program) -> list[nn.Module]:
-    """The roots of everything that a program may run."""
-    found: list[nn.Module] = [program.root, *(one for _, one in program)]
-    for module in tuple(found):
-        # An opaque root runs the code of a module that is registered nowhere.
-        if isinstance(module, CapturedModule) and entry_of(module).pattern is None:
-            found.extend([fallback] if (fallback := entry_of(module).fallback) is not None else [])
-    return list({id(module): module for module in found}.values())
+    """The values of `roots_of`, each once."""
+    return list({id(module): module for module in roots_of(program).values()}.values())

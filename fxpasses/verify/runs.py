@@ -1,7 +1,7 @@
 """Whole runs of a program, in its own dtype or in float64, each from the same start."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from fxpasses.verify.runner import (
     NoVisitor,
     Visitor,
     modules_of,
+    roots_of,
     run_program,
 )
 from fxpasses.verify.state import (
@@ -185,11 +186,10 @@ def _walkers(walk: Walk, seen: Float64, trail: Trail) -> MakeVisitor:
 def named_tensors(program: Program) -> dict[str, Tensor]:
     """Every tensor of a program by its path from the root."""
     found: dict[str, Tensor] = {}
-    for path, graph_module in program:
+    # What the root itself calls by a name has the last word.
+    for path, root in reversed(roots_of(program).items()):
         prefix = f"{path}." if path else ""
-        below: Mapping[str, Tensor] = tensors_below([graph_module])
-        found.update((prefix + name, tensor) for name, tensor in below.items())
-    found.update(tensors_below([program.root]))
+        found.update((prefix + name, tensor) for name, tensor in tensors_below([root]).items())
     return found
 
 

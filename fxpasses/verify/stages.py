@@ -18,6 +18,7 @@ from fxpasses.verify.gradients import check_gradients
 from fxpasses.verify.meaning import check_meaning
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probe, has_floats, single_probes
+from fxpasses.verify.runner import roots_of
 from fxpasses.verify.runs import Run, Runs, named_tensors
 from fxpasses.verify.sites import PassRun, sites_of
 from fxpasses.verify.state import RandomState
@@ -78,6 +79,7 @@ class Verification:
     def verdict(self) -> Verdict:
         changed = [one for one in self.passes if one.record.status != "unchanged"]
         numerics = {one.numerics for one in changed} if self.passes else {Numerics.ROUNDING}
+        self._note_hooks()
         check_folded(self.findings, self.optimised, self.sites, training=self.training)
         truth = self._walk(self.example)
         for note in check_dtypes(self.sites, self.original, self.example):
@@ -87,6 +89,18 @@ class Verification:
         else:
             self._check_whole(truth, numerics)
         return self._concluded()
+
+    def _note_hooks(self) -> None:
+        """What hooks write outside of the model cannot be taken back."""
+        hooked = [
+            f"{path}.{name}" if path and name else path or name or "the model"
+            for path, root in roots_of(self.original).items()
+            for name, module in root.named_modules()
+            if vars(module)["_forward_hooks"] or vars(module)["_forward_pre_hooks"]
+        ]
+        if hooked:
+            names = ", ".join(dict.fromkeys(hooked))
+            self.findings.note(f"hooks run with every forward of the verification: {names}")
 
     # -- float64
 
@@ -244,7 +258,7 @@ class Verification:
             )
         record.forwards = self.runs.forwards
         record.unverified = unverified(self.sites)
-        factor = 3 if self.own is not torch.float32 else 4
+        factor = 3 if self.own in (torch.float16, torch.bfloat16) else 4
         record.rule = (
             "sites: 1e-12 of the value's size, in float64; folded tensors: 0.5 ulp; whole: "
             "16 x E0 x eps64/eps in float64 on both sides, and in the model's dtype "

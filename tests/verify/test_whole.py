@@ -1,5 +1,6 @@
 """What a pass without rewrites does to the whole."""
 
+import weakref
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from fxpasses.core import Numerics
+from fxpasses.capture import capture, fork
+from fxpasses.core import Applied, Editor, Numerics, Program
+from fxpasses.core.record import PassRecord
 from fxpasses.verify import Verdict, check, pieces, verify
 from tests.verify.faults import IMAGE, Plain
-from tests.verify.support import Call, Case, Reference, captured
+from tests.verify.support import Call, Case, Done, Reference, captured
 
 IMAGES = torch.randn(IMAGE, generator=torch.Generator().manual_seed(1))
 VECTORS = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
@@ -383,3 +386,109 @@ def test_full_verification_tries_every_probe() -> None:
     probes = {check.probe for check in verdict.record.checks if check.name == "meaning"}
     assert {"example", "zeros", "example x 10", "other values"} < probes
     assert verdict.ok
+
+
+class Branches(nn.Module):
+    """Runs its own code, because it decides on values; its children are captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+        self.others = [nn.BatchNorm1d(4).eval()]
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        y = self.first(x)
+        y = y * 2 if y.sum() > 0 else y + 1
+        return self.second(self.first(self.others[0](y))), y.argmax(1)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_graphs_below_a_module_that_runs_its_own_code(factor: float) -> None:
+    model = Branches().eval()
+    found = capture(model, (VECTORS,))
+    work = fork(found.program)
+    assert set(work.graphs) == {"first", "second"}
+    applied = {path: fold_linear(work, path, factor) for path in ("first", "second")}
+    record = PassRecord(1, "fold", {}, "rounding", status="changed")
+    done = Done(record, applied, Numerics.ROUNDING)
+
+    verdict = check(found.program, work, [done], found.arguments, found.reference)
+
+    wrong = [one.id for one in applied["second"]]
+    assert [blame.id for blame in verdict.blame] == ([] if factor == 1.0 else wrong)
+    assert verdict.ok == (factor == 1.0)
+    assert verdict.record.unverified == []
+    assert model.calls == 0
+
+
+def fold_linear(work: Program, path: str, factor: float) -> list[Applied]:
+    module = work.graphs[path]
+    node = next(n for n in module.graph.nodes if n.name.endswith("norm"))
+    (before,) = node.all_input_nodes
+    linear = module.get_submodule(before.target)
+    norm = module.get_submodule(node.target)
+    off = factor if path == "second" else 1.0
+
+    def weight(w: Tensor, g: Tensor, v: Tensor) -> Tensor:
+        return off * w * (g / torch.sqrt(v + norm.eps)).unsqueeze(1)
+
+    def bias(b: Tensor, g: Tensor, v: Tensor, m: Tensor, a: Tensor) -> Tensor:
+        return (b - m) * g / torch.sqrt(v + norm.eps) + a
+
+    with (
+        Editor(module, "fold", folds=work.folds, keep_regions=True) as edit,
+        edit.rewrite(f"1:fold@{path}/{node.name}", node),
+    ):
+        stats = norm.weight, norm.running_var
+        w = edit.fold(weight, linear.weight, *stats)
+        b = edit.fold(bias, linear.bias, *stats, norm.running_mean, norm.bias)
+        folded = edit.constant(w.value, "weight"), edit.constant(b.value, "bias")
+        new = edit.call_function(F.linear, before.args[0], *folded)
+        edit.replace(node, new, absorbing=[before])
+    return edit.applied
+
+
+def test_hooks_are_named() -> None:
+    model = Plain().eval()
+    case = captured(model)
+    case.original.root.get_submodule("parts.head").register_forward_hook(lambda m, a, o: None)
+    case.foreign()
+
+    verdict = verdict_on(case, model, IMAGES)
+
+    assert "hooks run with every forward of the verification: parts.head" in verdict.record.notes
+
+
+def test_values_are_freed_as_the_walk_goes() -> None:
+    alive: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
+
+    def counted(x: Tensor) -> Tensor:
+        seen.append(weakref.ref(x))
+        alive.append(sum(ref() is not None for ref in seen))
+        return x * 1.01
+
+    def long(m: Calls, x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = fx.Proxy.__torch_function__(counted, (), (x,)) if isinstance(x, fx.Proxy) else x
+        return x
+
+    case = captured(Calls(long))
+    case.foreign()
+    alive.clear()
+    assert verdict_on(case, case.original.root, VECTORS).ok
+    assert len(alive) >= 40 * 6
+    # The arguments of each run are kept to be compared; of the values on the way two at a time.
+    assert max(alive) < 10
