@@ -1,33 +1,29 @@
 """Calls of modules: inlined, kept as one node, or taken back and kept as an opaque one."""
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Node
 
+from fxpasses.capture.attributes import AttributeTracer
 from fxpasses.capture.guards import check_structure, require_structure, structure_of
 from fxpasses.capture.internals import (
     is_grad_enabled,
     last_node,
-    parameters_of,
     set_grad_enabled,
-    torch_state,
 )
-from fxpasses.capture.journal import AttributeWrites, ModuleState, is_registry, is_same_write
+from fxpasses.capture.journal import ModuleState
 from fxpasses.capture.memory import Checkpoint
 from fxpasses.capture.names import is_identifier
 from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
-from fxpasses.capture.proxies import VALUE_TYPES, Value
-from fxpasses.capture.recorder import Recorder
-from fxpasses.capture.refusal import Refusal, explain
+from fxpasses.capture.refusal import Refusal, definition_of, explain
 from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.running import run_module
 from fxpasses.capture.structures import Containers, stateful
-from fxpasses.capture.values import UNKNOWN, Taint, is_leaf_tensor_module
+from fxpasses.capture.values import UNKNOWN, is_leaf_tensor_module
 from fxpasses.capture.watch import RandomStates, Readers, World, stored_attributes
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -68,7 +64,7 @@ class _Mark:
     arguments: Containers
 
 
-class ModuleTracer(Recorder):
+class ModuleTracer(AttributeTracer):
     """The part of the tracer that the model's calls of modules reach."""
 
     def __init__(self, request: Request, paths: Paths, world: World) -> None:
@@ -76,139 +72,11 @@ class ModuleTracer(Recorder):
         self.opaque: dict[str, Opaque] = {}
         self.calls: dict[str, Call] = {}
         self.changing: set[str] = set()
-        self.reads_training: list[str] = []
-        self.writes = AttributeWrites()
         self.world = world
         self.random = RandomStates()
         self._num_calls: dict[str, int] = {}
         self._called: list[str] = []  # in order, to take back
-        self._hidden: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
-        self._live: dict[nn.Module, set[str]] = {}
         self._readers = Readers(world, request.places) if request.strict else None
-
-    def prepare(self) -> None:
-        """Copy what may be written, protect what may not, and hide what a read must be seen of."""
-        self.region = torch_state()
-        for module in self.paths.modules():
-            for parameter in parameters_of(module).values():
-                if parameter is not None:
-                    self.memory.protect(parameter)
-        if self.has_example:
-            self.evaluating += 1
-            self._own_buffers()
-            self.evaluating -= 1
-        self._hide_attributes()
-
-    def _own_buffers(self) -> None:
-        for module in self.paths.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            buffers = module.__dict__["_buffers"]
-            for name, buffer in buffers.items():
-                if buffer is not None:
-                    buffers[name] = self.memory.copy_of(buffer)
-                    self.paths.add_tensor(buffers[name], module, name)
-
-    # -- attributes of modules
-
-    def _hide_attributes(self) -> None:
-        """Move what a read must be seen of out of the modules, so that it comes to us."""
-        live: dict[str, set[str]] = {}
-        for attribute in self.request.live:
-            path, _, name = attribute.rpartition(".")
-            live.setdefault(path, set()).add(name)
-        for module, path in self.paths.modules().items():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            state = module.__dict__
-            for name, value in list(state.items()):
-                if isinstance(value, Tensor) or name == "training":
-                    del state[name]
-                    self._hidden[id(module), name] = (module, self._hide(module, name, value))
-            own = {name for name in live.get(path, ()) if not is_registry(name)}
-            if own:
-                self._live[module] = own
-        self._hide_live()
-
-    def _hide_live(self) -> None:
-        """Hide the Python state of the modules whose forward changes it."""
-        for module, names in self._live.items():
-            for name in names & module.__dict__.keys():
-                self._hidden[id(module), name] = (module, module.__dict__.pop(name))
-
-    @contextmanager
-    def live_shown(self) -> Generator[None]:
-        """Code that runs for real sees, and changes, the state where it belongs."""
-        for module, names in self._live.items():
-            for name in names:
-                _, value = self._hidden.pop((id(module), name), (module, UNKNOWN))
-                if value is not UNKNOWN:
-                    module.__dict__[name] = value
-        try:
-            yield
-        finally:
-            self._hide_live()
-
-    def _hide(self, module: nn.Module, name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        self.paths.add_tensor(value, module, name)
-        if not self.has_example:
-            return value
-        own = self.memory.copy_of(value)
-        self.paths.add_tensor(own, module, name)
-        return own
-
-    def show_attributes(self) -> None:
-        """Put the hidden attributes back."""
-        for (_, name), (module, value) in self._hidden.items():
-            module.__dict__.setdefault(name, value)
-
-    def read_attribute(self, module: nn.Module, name: str) -> Any:
-        """The attribute of a module as model code sees it, UNKNOWN if it is none of ours."""
-        found = self._hidden.get((id(module), name))
-        if self.evaluating:
-            return UNKNOWN if found is None else found[1]
-        if name in self._live.get(module, ()):
-            reason = f"reads .{name}, which the forward of an opaque module changes"
-            raise self.refuse(OpaqueKind.READS_CHANGING_STATE, reason)
-        if found is None:
-            return self._registered(module, name)
-        value = found[1]
-        if isinstance(value, Tensor):
-            return self.lift(value)
-        self.reads_training.append(self.paths.find(module) or "")
-        return value
-
-    def _registered(self, module: nn.Module, name: str) -> Any:
-        state = module.__dict__
-        for registry in ("_parameters", "_buffers"):
-            tensor = (state.get(registry) or {}).get(name)
-            if tensor is not None:
-                return self.lift(tensor) if self.paths.has_tensor(tensor) else tensor
-        return UNKNOWN
-
-    def before_attribute_write(self, module: nn.Module, name: str, value: Any) -> bool:
-        """Note a write to a module of the model. True if it is done, or changes nothing."""
-        if not self.paths.is_of_the_model(module):
-            return False
-        hidden = self._hidden.get((id(module), name))
-        state = module.__dict__
-        had, old = (True, hidden[1]) if hidden and name not in state else _current(state, name)
-        if is_same_write(had, old, value):
-            return True
-        self.writes.note(module, name)
-        if not isinstance(value, Value):
-            return False
-        # `Module.__setattr__` would refuse a proxy where a buffer is registered.
-        for registry in ("_buffers", "_parameters", "_modules"):
-            state[registry].pop(name, None)
-        state[name] = value
-        return True
-
-    def before_attribute_delete(self, module: nn.Module, name: str) -> None:
-        if self.paths.is_of_the_model(module):
-            self.writes.note(module, name)
 
     # -- calls
 
@@ -240,9 +108,10 @@ class ModuleTracer(Recorder):
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return Opaque(path, name, OpaqueKind.PYTHON_STATE, "is wrapped for distributed runs")
         if has_hooks(module) or has_global_hooks():
-            return Opaque(path, name, OpaqueKind.HOOKED, "has hooks")
+            return Opaque(path, name, OpaqueKind.HOOKED, "has hooks", definition_of(module))
         if is_parametrized(module):
-            return Opaque(path, name, OpaqueKind.PARAMETRIZED, "its parameters are computed")
+            reason = "its parameters are computed"
+            return Opaque(path, name, OpaqueKind.PARAMETRIZED, reason, definition_of(module))
         return None
 
     def _try_inline(
@@ -465,16 +334,6 @@ def has_global_hooks() -> bool:
     return any(getattr(registry, name, None) for name in names)
 
 
-def _current(state: Mapping[str, Any], name: str) -> tuple[bool, Any]:
-    for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
-        if name in registry:
-            return True, registry[name]
-    return False, None
-
-
 def _shorten(mapping: dict[str, Any], length: int) -> None:
     while len(mapping) > length:
         mapping.popitem()
-
-
-__all__ = ["VALUE_TYPES", "ModuleTracer", "Taint", "has_hooks"]
