@@ -1,10 +1,12 @@
 """Every spelling of every op computes what its first spelling does, and has the effects told."""
 
+import gc
 import importlib
 import inspect
 import operator
 import re
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node, symbolic_trace
 from torch.utils import _pytree as pytree
 
 from fxpasses.analysis.effects import effects_of
@@ -460,3 +462,18 @@ def test_a_size_given_to_max_may_be_an_axis() -> None:
     assert op_of_call("call_function", torch.max, "x", "n") is None
     assert op_of_call("call_function", torch.max, "x", "x") is Op.MAXIMUM
     assert op_of_call("call_function", torch.max, "x", 1) is Op.MAX
+
+
+def test_nothing_holds_on_to_classes() -> None:
+    module = symbolic_trace(nn.Sequential(nn.Identity()))
+    outer = symbolic_trace(nn.Sequential(nn.Identity()))
+    outer.set_submodule("0", module)
+    (node,) = [n for n in outer.graph.nodes if n.op == "call_module"]
+    cls = weakref.ref(type(module))
+
+    assert op_of(node) is None
+    assert effects_of(node).unknown
+
+    del module, outer, node
+    gc.collect()
+    assert cls() is None

@@ -16,7 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxpasses.core import Effects
+from fxpasses.core import VALUE, Effects
 from fxpasses.ops import (
     DROPOUTS,
     KNOWN_FUNCTIONS,
@@ -175,7 +175,7 @@ def _of_operator(
 
 def _of_method(node: Node) -> Effects:
     name = str(node.target)
-    if not hasattr(Tensor, name):
+    if not hasattr(Tensor, name) or _is_container(node.args[:1]):
         return UNKNOWN
     op = op_of(node)
     if op is not None:
@@ -185,6 +185,13 @@ def _of_method(node: Node) -> Effects:
     if isinstance(getattr(Tensor, name), FunctionType):
         return UNKNOWN
     return _of_schemas(node, schemas_of_method(name))
+
+
+def _is_container(receiver: tuple[Any, ...]) -> bool:
+    """Whether the receiver is known to be a list or dict, whose methods may write it."""
+    return any(
+        isinstance(n, Node) and isinstance(n.meta.get(VALUE), (list, dict)) for n in receiver
+    )
 
 
 def _of_known_function(arguments: Mapping[str, Any], shares: Iterable[str]) -> Effects:

@@ -1,10 +1,11 @@
 """Which module classes compute what a listed class computes."""
 
 from collections.abc import Callable, Container, Iterator
-from functools import cache
+from functools import wraps
 from inspect import getattr_static
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -21,6 +22,28 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 _ABSENT: Final = object()
 
 
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def kept(compute: Callable[[KeyT], ValueT]) -> Callable[[KeyT], ValueT]:
+    """Compute once for each class or function, and forget it together with them.
+
+    Every captured module has a class of its own, so that nothing may hold on to classes.
+    """
+    known: WeakKeyDictionary[KeyT, ValueT] = WeakKeyDictionary()
+
+    @wraps(compute)
+    def look_up(key: KeyT) -> ValueT:
+        try:
+            return known[key]
+        except KeyError:
+            value = known[key] = compute(key)
+            return value
+
+    return look_up
+
+
 def computes_as(cls: type[nn.Module], listed: Container[type]) -> type[nn.Module] | None:
     """The listed class whose computation `cls` has, or None.
 
@@ -30,13 +53,12 @@ def computes_as(cls: type[nn.Module], listed: Container[type]) -> type[nn.Module
     return base if base is not None and _computes_the_same(cls, base) else None
 
 
-@cache
 def _computes_the_same(cls: type, base: type) -> bool:
     names = (*_PROTOCOL, *computing_names(base))
     return cls is base or all(_static(cls, name) is _static(base, name) for name in names)
 
 
-@cache
+@kept
 def computing_names(cls: type) -> frozenset[str]:
     """The names that `forward`, and the methods that it calls, look up. An over-estimate."""
     found: set[str] = set()
@@ -62,7 +84,7 @@ def is_plain(module: nn.Module) -> bool:
     return _methods(type(module)).isdisjoint(state)
 
 
-@cache
+@kept
 def _methods(cls: type) -> frozenset[str]:
     """The methods that compute."""
     names = computing_names(cls)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -38,6 +39,14 @@ PURE_METHODS: Final = frozenset(
     )
 )
 """Methods of tensors without a schema that only compute."""
+
+_RAISING_OPERATORS: Final = frozenset(
+    (
+        *("_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
+        *("_functional_assert_async", "_functional_assert_scalar"),
+        *("sym_constrain_range", "sym_constrain_range_for_size"),
+    )
+)
 
 KNOWN_FUNCTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "torchvision.models.swin_transformer._patch_merging_pad": (),
@@ -129,6 +138,9 @@ def raising(function: FunctionT) -> FunctionT:
 
 def is_raising(function: Callable[..., Any]) -> bool:
     """Whether a function only checks, and raises where something does not hold."""
+    if isinstance(function, (OpOverload, OpOverloadPacket)):
+        namespace, name = str(function).split(".")[:2]
+        return namespace == "aten" and name in _RAISING_OPERATORS
     if getattr(function, RAISES_MARK, False) is True:
         return True
     name = getattr(function, "__name__", "")

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from fxpasses.ops.modules import kept
+
 MISSING: Final = inspect.Parameter.empty
 _ANY: Final = "Any"
 
@@ -133,9 +135,22 @@ _BUILTINS: Final[Mapping[Callable[..., Any], Schema]] = {
 }
 
 
-@cache
 def schemas_of_function(function: Any) -> tuple[Schema, ...]:
     """Every overload of something that a `call_function` node calls. Empty where unknown."""
+    return _of_any_python(function) if isinstance(function, FunctionType) else _of_other(function)
+
+
+@kept
+def _of_any_python(function: FunctionType) -> tuple[Schema, ...]:
+    return _schemas_of(function)
+
+
+@cache
+def _of_other(function: Any) -> tuple[Schema, ...]:
+    return _schemas_of(function)
+
+
+def _schemas_of(function: Any) -> tuple[Schema, ...]:
     if isinstance(function, OpOverload):
         return (schema_of(function),)
     if isinstance(function, OpOverloadPacket):

@@ -6,13 +6,13 @@ spellings differ (`other` for the `mat2` of `mm`).
 
 import inspect
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from fxpasses.ops.modules import kept
 from fxpasses.ops.schemas import (
     MISSING,
     Parameter,
@@ -94,7 +94,7 @@ def forward_arguments(
     }
 
 
-@cache
+@kept
 def _forward_signature(cls: type[nn.Module]) -> inspect.Signature:
     return inspect.signature(cls.forward)
 

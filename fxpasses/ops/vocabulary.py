@@ -9,7 +9,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
-from fxpasses.ops.modules import computes_as, is_plain
+from fxpasses.ops.modules import computes_as, is_plain, kept
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import qualified_name
 from fxpasses.ops.schemas import schema_of, schemas_of_function
@@ -92,7 +92,9 @@ def module_of(node: Node) -> nn.Module:
     found: nn.Module = owner
     # What `get_submodule` does, without its questions: this is asked for every node, often.
     for name in str(node.target).split("."):
-        found = vars(found)["_modules"].get(name) or getattr(found, name)
+        child = vars(found)["_modules"].get(name)
+        # Compiled modules cannot be asked for their truth.
+        found = getattr(found, name) if child is None else child
     return found
 
 
@@ -106,7 +108,7 @@ def is_number(node: Node) -> bool:
     return computed and bool(operands) and all(map(is_number, operands))
 
 
-@cache
+@kept
 def _op_of_class(cls: type[nn.Module]) -> Op | None:
     if base := computes_as(cls, _BY_MODULE):
         return _BY_MODULE[base]

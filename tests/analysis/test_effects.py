@@ -194,6 +194,9 @@ def test_checks_raise_and_do_nothing_else() -> None:
     assert effects_of_call(torch._assert, "x0", "message") == Effects(raises=True)
     assert effects_of_call(torch._check, "x0") == Effects(raises=True)
     assert effects_of_call(aten._assert_async.msg, "x0", "message") == Effects(raises=True)
+    assert effects_of_call(aten._assert_scalar, "x0", "message") == Effects(raises=True)
+    constrain = aten.sym_constrain_range_for_size.default
+    assert effects_of_call(constrain, "x0") == Effects(raises=True)
 
 
 # -- custom operators
@@ -375,3 +378,11 @@ def test_wrapped_functions_of_torchvision(p: float, training: bool) -> None:
 
     assert padded == NONE
     assert attended == (RANDOM if p and training else NONE)
+
+
+def test_methods_of_lists_may_write_them() -> None:
+    graph = Graph()
+    values = graph.placeholder("values")
+    values.meta["value"] = [None, None]
+
+    assert effects_of(graph.call_method("sort", (values,))) == UNKNOWN
