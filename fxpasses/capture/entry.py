@@ -65,6 +65,8 @@ class Entry:
         self.guard_weights = True
         self.pickles_fallback = False
         self.reads_device = True
+        self.dtypes: tuple[torch.dtype, ...] | None = None
+        """Of the weights as they were captured, where they have been converted since."""
         self.transparent = False
         """On twins that are traced: the graph runs unchecked, so that it is traced itself."""
         self.opaque: list[nn.Module] = []
@@ -87,10 +89,15 @@ class Entry:
             return self._other_mode(args, kwargs)
         if self.pattern is None:
             return self.own_code(args, kwargs)
-        if not self.pattern.admits(args, kwargs):
-            call = self.pattern.normalized(args, kwargs)
+        return self._serve(self.pattern, graph, args, kwargs)
+
+    def _serve(self, pattern: Pattern, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
+        if self.dtypes is not None:
+            return self._miss("the weights were converted to another dtype", args, kwargs)
+        if not pattern.admits(args, kwargs):
+            call = pattern.normalized(args, kwargs)
             if call is None:
-                reason = self.pattern.describe_difference(args, kwargs)
+                reason = pattern.describe_difference(args, kwargs)
                 return self._miss(reason or "arguments in another form", args, kwargs)
             graph_args, graph_kwargs = call
         else:
@@ -108,13 +115,13 @@ class Entry:
         """As `run`, in what a compiler can trace: nothing is counted, no memory is compared."""
         pattern = self.pattern
         fits = pattern is not None and self._mode_fits() and pattern.resembles(args, kwargs)
-        if not fits and self.fallback is not None:
+        if self.fallback is not None and (not fits or self.dtypes is not None):
             return own_forward(self.fallback)(*args, **kwargs)
         return graph(*args, **self._safe(kwargs))
 
     def holds_for(self, args: Args, kwargs: dict[str, Any]) -> bool:
         """Whether the graph holds for a call, as far as can be told without running it."""
-        if self.pattern is None or not self._mode_fits():
+        if self.pattern is None or self.dtypes is not None or not self._mode_fits():
             return False
         admitted = self.pattern.admits(args, kwargs)
         return admitted or self.pattern.normalized(args, kwargs) is not None
@@ -122,6 +129,11 @@ class Entry:
     @property
     def reads_grad_mode(self) -> bool:
         return self.pattern is not None and self.pattern.reads_grad_mode
+
+    def converted(self, before: tuple[torch.dtype, ...], after: tuple[torch.dtype, ...]) -> None:
+        """The dtypes of the weights have changed; a way back is noticed too."""
+        captured = before if self.dtypes is None else self.dtypes
+        self.dtypes = None if after == captured else captured
 
     def inherit(self, before: "Entry") -> None:
         """Take over what holds for a graph that this one was traced from."""

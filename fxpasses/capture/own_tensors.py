@@ -50,8 +50,11 @@ class OwnTensors:
         if storage.nbytes() != tensor.numel() * tensor.element_size():
             return tensor.detach().clone()
         self._kept.append(tensor)
-        copied = self._memory[memory] = storage.clone()
-        return _view_of(copied, tensor)
+        made = tensor.detach().clone()
+        if made.stride() != tensor.stride():
+            made = _view_of(storage.clone(), tensor)
+        self._memory[memory] = made.untyped_storage()
+        return made
 
 
 def _view_of(storage: torch.UntypedStorage, like: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 
 from fxpasses.capture.entry import Entry, Forward, own_forward
 from fxpasses.capture.graphs import FrozenGraph, copy_graph, freeze, thaw
-from fxpasses.capture.inside import attributes_of
+from fxpasses.capture.inside import all_modules, attributes_of
 from fxpasses.capture.unshare import convert
 from fxpasses.core import Watch
 
@@ -80,6 +81,13 @@ class CapturedModule(GraphModule):
         # Torch's own prints a traceback to stderr for whatever the generated code raises.
         del kind.__call__
         return code
+
+    def _fxpasses_take_code(self, other: "CapturedModule") -> None:
+        """Run the generated code of `other`, whose graph is the same: generating it costs."""
+        kind, theirs = cast("Any", type(self)), type(other)
+        kind._fxpasses_graph = theirs._fxpasses_graph  # noqa: SLF001  its own class
+        kind.forward = theirs.forward
+        _adopt(kind, self._fxpasses.model_class)
 
     def _recompile_submodules(self) -> list[tuple[str, PythonCode]]:
         return []
@@ -153,7 +161,7 @@ class CapturedModule(GraphModule):
         self, fn: Callable[[Tensor], Tensor], *, recurse: bool = True, clone: bool = False
     ) -> Self:
         entry, fallback = self._fxpasses, self._fxpasses.fallback
-        before = self._device_type()
+        before, dtypes = self._device_type(), _dtypes_of(self)
 
         def apply() -> None:
             GraphModule._apply(self, fn, recurse)  # noqa: SLF001  its own class
@@ -166,7 +174,19 @@ class CapturedModule(GraphModule):
         after = self._device_type()
         if entry.pattern is not None and before and after and not entry.reads_device:
             entry.pattern = entry.pattern.on_device(before, after)
+        self._note_dtypes(dtypes)
         return self
+
+    def _note_dtypes(self, before: tuple[torch.dtype, ...]) -> None:
+        """What a graph decided by dtype holds for the weights as they were captured only."""
+        after = _dtypes_of(self)
+        if after == before:
+            return
+        for module in all_modules(self):
+            forward = attributes_of(module).get("forward")
+            captured = forward.serve if isinstance(forward, Forward) else module
+            if isinstance(captured, CapturedModule):
+                entry_of(captured).converted(before, after)
 
     def _device_type(self) -> str | None:
         """The one type of device that all weights are on."""
@@ -219,6 +239,10 @@ def _plain_attributes(module: nn.Module, present: Mapping[str, Any]) -> dict[str
         for key, value in attributes_of(module).items()
         if key not in _MODULE_KEYS and key not in present and key not in ("forward", "_graph")
     }
+
+
+def _dtypes_of(module: nn.Module) -> tuple[torch.dtype, ...]:
+    return tuple(tensor.dtype for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _followed(watch: Watch, became: Mapping[int, Tensor]) -> Watch:

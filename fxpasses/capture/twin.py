@@ -38,6 +38,7 @@ _ATOM_TYPES = frozenset(_ATOMS)
 _FOREIGN = frozenset(
     ("builtins", "torch", "numpy", "logging", "threading", "_thread", "re", "_io", "queue")
 )
+_TENSOR_DICTS = frozenset(("_parameters", "_buffers"))
 _MUTABLE = (list, dict, set, collections.deque)
 
 
@@ -79,7 +80,7 @@ class Twin:
         # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
         self._pending: list[Callable[[], None]] = []
         self._hooked: list[tuple[nn.Module, nn.Module]] = []
-        self._graphs: list[GraphModule] = []
+        self._graphs: list[tuple[GraphModule, GraphModule]] = []
         self._registered: frozenset[int] = frozenset()
         for module in share:
             self._remember(module, module)
@@ -116,10 +117,16 @@ class Twin:
         # Last, when it is known what belongs to the tree.
         for old, new in self._hooked:
             for key in HOOK_DICTS & old.__dict__.keys():
-                new.__dict__[key] = self._hooks(old.__dict__[key])
+                if old.__dict__[key]:
+                    new.__dict__[key] = self._hooks(old.__dict__[key])
         self._fill()
-        for graph_module in self._graphs:
-            graph_module.recompile()
+        for old, new in self._graphs:
+            # Captured modules know how to do without generating the code again.
+            take_code = getattr(type(new), "_fxpasses_take_code", None)
+            if take_code is None:
+                new.recompile()
+            else:
+                take_code(new, old)
         return made
 
     def _fill(self) -> None:
@@ -149,26 +156,54 @@ class Twin:
 
     def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
         state = new.__dict__
+        hooked = False
         for key, value in list(old.__dict__.items()):
-            if key in HOOK_DICTS:
-                # Filled at the end; here only so that the order of the keys is kept.
+            if type(value) in _ATOM_TYPES:
                 state[key] = value
+            elif key in HOOK_DICTS:
+                # Filled at the end; here so that the order of the keys is kept.
+                hooked = hooked or bool(value)
+                state[key] = value if value else self._empty(value)
+            elif key in _TENSOR_DICTS and self._tensors is None:
+                state[key] = self._same_tensors(value)
+            elif key == "_modules":
+                state[key] = self._registered_in(value)
             elif key != "_graph":
                 state[key] = self._value(value)
-        self._hooked.append((old, new))
+        if hooked:
+            self._hooked.append((old, new))
         if isinstance(old, GraphModule) and isinstance(new, GraphModule):
             graph = copy_graph(old.graph)
             graph.owning_module = new
             state["_graph"] = graph
             type(new).__name__ = type(old).__name__
-            self._graphs.append(new)
+            self._graphs.append((old, new))
+
+    def _empty(self, value: Any) -> Any:
+        known = self._new.get(id(value))
+        return self._remember(value, type(value)()) if known is None else known[1]
+
+    def _same_tensors(self, value: Any) -> Any:
+        known = self._new.get(id(value))
+        return self._remember(value, value.copy()) if known is None else known[1]
+
+    def _registered_in(self, modules: dict[str, nn.Module | None]) -> Any:
+        known = self._new.get(id(modules))
+        if known is not None:
+            return known[1]
+        made = self._remember(modules, type(modules)())
+        for name, child in modules.items():
+            made[name] = None if child is None else self._module(child)
+        return made
 
     # -- hooks: the caller's own, except where they belong to a module of the tree
 
     def _hooks(self, hooks: Any) -> Any:
         if not isinstance(hooks, dict):
             return hooks
-        made = type(hooks)()
+        if id(hooks) in self._new:
+            return self._new[id(hooks)][1]
+        made = self._remember(hooks, type(hooks)())
         for key, hook in hooks.items():
             made[key] = self._hook(hook)
         return made

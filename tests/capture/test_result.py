@@ -357,6 +357,22 @@ class TestConversions:
         expected = convert(copy.deepcopy(model))(x)
         torch.testing.assert_close(result(x), expected)
 
+    def test_another_dtype_is_served_by_the_own_code(self) -> None:
+        class Finite(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = nn.Embedding(5, 4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.table(x)
+
+        model, x = Finite().eval(), torch.tensor([1, 2])
+        result = finished(model, x).double()
+        assert result(x).dtype == torch.float64
+        assert calls_of(result)["reasons"] == {"the weights were converted to another dtype": 1}
+        result.float()(x)
+        assert calls_of(result)["graph"] == 1
+
     def test_gradients_are_converted_and_the_callers_stay(self, model: Model) -> None:
         model(X).sum().backward()
         result = finished(model).double()
