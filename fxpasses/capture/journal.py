@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from fxpasses.capture.structures import PLAIN, refill, same_content, snapshot
+from fxpasses.capture.structures import PLAIN, held_by, refill, same_content, snapshot
 
 BASE_KEYS: Final = frozenset(nn.Module().__dict__)
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -84,7 +84,7 @@ def hold(value: Any, held: Held, depth: int) -> None:
         return
     if issubclass(kind, (dict, list, set, collections.deque)):
         held.append((value, snapshot(value)))
-        items = value.values() if issubclass(kind, dict) else value
+        items = tuple(held_by(value))
     elif issubclass(kind, _NO_OBJECTS):
         return
     elif issubclass(kind, tuple):
@@ -94,7 +94,7 @@ def hold(value: Any, held: Held, depth: int) -> None:
         if type(attributes) is not dict:
             return
         held.append((attributes, dict(attributes)))
-        items = attributes.values()
+        items = tuple(attributes.values())
     if depth > 1 and len(items) <= _WIDEST:
         for item in items:
             hold(item, held, depth - 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses.capture.names import is_safe_atom, is_safe_path
-from fxpasses.capture.structures import PLAIN
+from fxpasses.capture.structures import PLAIN, held_by
 
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _RUNS_ITSELF: Final = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
@@ -167,9 +167,9 @@ def _reachable(root: nn.Module) -> set[int]:
 
 
 def _held_by(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+    if isinstance(value, (dict, list, set, collections.deque)):
+        return list(held_by(value))
+    if isinstance(value, (tuple, frozenset)):
         return list(value)
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]

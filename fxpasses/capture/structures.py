@@ -4,7 +4,7 @@ import collections
 import copy
 import dataclasses
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from operator import is_
 from typing import Any, Final
@@ -184,19 +184,37 @@ class Containers:
                 refill(container, held)
 
 
+# What follows reads and fills containers by the methods of the built-in classes: a subclass may
+# compute in its own, and code of the model's must not run because the trace looks at a container.
+
+
+def held_by(container: Any) -> Iterable[Any]:
+    """The values of a dict, the elements of a list, set or deque."""
+    if isinstance(container, dict):
+        return dict.values(container)
+    if isinstance(container, list):
+        return list.__iter__(container)
+    if isinstance(container, collections.deque):
+        return collections.deque.__iter__(container)
+    return set.__iter__(container)
+
+
 def snapshot(container: Any) -> Any:
     """A shallow copy of what a mutable container holds."""
-    return dict(container) if isinstance(container, dict) else list(container)
+    if isinstance(container, dict):
+        return dict(dict.items(container))
+    return list(held_by(container))
 
 
 def same_content(container: Any, held: Any) -> bool:
     """Whether `container` holds the same objects under the same keys, in the same order."""
-    if len(container) != len(held):
-        return False
     if type(held) is not dict:
-        return all(map(is_, container, held))
-    same_values = all(map(is_, container.values(), held.values()))
-    return same_values and all(map(_same, container, held))
+        now = list(held_by(container))
+        return len(now) == len(held) and all(map(is_, now, held))
+    if dict.__len__(container) != len(held):
+        return False
+    same_values = all(map(is_, dict.values(container), held.values()))
+    return same_values and all(map(_same, dict.keys(container), held))
 
 
 def _same(key: object, other: object) -> bool:
@@ -206,13 +224,16 @@ def _same(key: object, other: object) -> bool:
 def refill(container: Any, held: Any) -> None:
     """Put back what `snapshot` saw."""
     if isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, held)
+        is_ordered = isinstance(container, collections.OrderedDict)
+        kind: Any = collections.OrderedDict if is_ordered else dict
+        kind.clear(container)
+        for key, value in held.items():
+            kind.__setitem__(container, key, value)
     elif isinstance(container, set):
-        container.clear()
-        container.update(held)
+        set.clear(container)
+        set.update(container, held)
     elif isinstance(container, collections.deque):
-        container.clear()
-        container.extend(held)
+        collections.deque.clear(container)
+        collections.deque.extend(container, held)
     else:
-        container[:] = held
+        list.__setitem__(container, slice(None), held)

@@ -91,7 +91,8 @@ class _Run:
             with DispatchMode(tracer), FunctionMode(tracer):
                 tracer.prepare()
                 replacements.apply(_resolved(self._request.leaf_functions))
-                self._world.watch()
+                with tracer.quiet():
+                    self._world.watch()
                 outputs = self._root()
             outside = self._outside()
         finally:

@@ -636,3 +636,21 @@ def test_what_does_not_change_may_be_read_beside_what_does() -> None:
     assert result.trace.changing == {"0.counts.n"}
     own = copy.deepcopy(model)
     assert same([own(X) for _ in range(3)], [result(X) for _ in range(3)])
+
+
+class MakesLayers(collections.OrderedDict[str, type]):
+    """Makes a layer at each read, as the table of activations of a well-known library does."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)(4)
+
+
+LAYERS = MakesLayers(prelu=nn.PReLU)
+
+
+def test_looking_at_containers_runs_no_code_of_theirs() -> None:
+    model = subject(lambda s, x: s.linear(x) + len(LAYERS))
+    model.inner.layers = MakesLayers(prelu=nn.PReLU)
+    result = traced(model, (X,))
+    assert result.kinds == {}
+    assert_same_calls(model, result)
