@@ -292,6 +292,8 @@ class Twin:
         return self._object(value)
 
     def _immutable(self, value: Any) -> Any:
+        if all(type(item) in _ATOM_TYPES for item in value):
+            return value
         items = [self._value(item) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
