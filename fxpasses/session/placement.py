@@ -46,8 +46,8 @@ def _require_gpu(device: torch.device) -> None:
             f'target="{device}": torch finds no GPU here. Leave target out for a portable '
             "result, or use fxpasses.plan, which needs no GPU"
         )
-    index: int | None = device.index  # torch's own annotation leaves the None out
-    if index is not None and index >= torch.cuda.device_count():
+    # Without an index it is the current one.
+    if device != torch.device("cuda") and device.index >= torch.cuda.device_count():
         raise TargetError(f'target="{device}": there are {torch.cuda.device_count()} GPUs here')
 
 
