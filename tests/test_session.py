@@ -363,6 +363,25 @@ def test_calls_outside_the_pattern() -> None:
         strict(other)
 
 
+class BranchesOnData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = ConvNet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if x.sum() > 0 else self.net(-x)
+
+
+def test_calls_of_graphs_below_an_opaque_model_are_counted() -> None:
+    model = BranchesOnData().eval()
+    fast = fxpasses.run(model, PASSES, IMAGE)
+    assert fxpasses.report(fast).calls == {"graph": 0, "fallback": 0, "reasons": {}}
+    for image in (IMAGE, -IMAGE):
+        torch.testing.assert_close(fast(image), model(image))
+    assert fxpasses.report(fast).calls == {"graph": 2, "fallback": 0, "reasons": {}}
+    assert len(fxpasses.report(fast).record.passes[0].rewrites) == 2
+
+
 # -- targets
 
 

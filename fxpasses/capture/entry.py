@@ -31,6 +31,10 @@ class Calls:
     fallback: int = 0
     reasons: Counter[str] = field(default_factory=Counter[str])
 
+    def __add__(self, other: "Calls") -> "Calls":
+        reasons = self.reasons + other.reasons
+        return Calls(self.graph + other.graph, self.fallback + other.fallback, reasons)
+
     def as_dict(self) -> dict[str, Any]:
         return {"graph": self.graph, "fallback": self.fallback, "reasons": dict(self.reasons)}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 
-from fxpasses.capture.entry import Entry, Forward, own_forward
+from fxpasses.capture.entry import Calls, Entry, Forward, own_forward
 from fxpasses.capture.graphs import FrozenGraph, copy_graph, freeze, thaw
 from fxpasses.capture.inside import all_modules, attributes_of
 from fxpasses.capture.unshare import convert
@@ -339,8 +339,19 @@ def entry_of(module: nn.Module) -> Entry:
 
 
 def calls_of(result: nn.Module) -> Mapping[str, Any]:
-    """How often the graph ran, and how often and why the module's own code did."""
-    return entry_of(result).calls.as_dict()
+    """How often the graph ran, and how often and why the module's own code did.
+
+    Where the model as a whole runs its own code, the calls of the graphs below it are counted.
+    """
+    entry = entry_of(result)
+    if entry.pattern is not None:
+        return entry.calls.as_dict()
+    total = Calls()
+    for module in all_modules(result):
+        forward = attributes_of(module).get("forward")
+        if isinstance(forward, Forward):
+            total += entry_of(forward.serve).calls
+    return total.as_dict()
 
 
 def fallback_of(result: nn.Module) -> Any:
