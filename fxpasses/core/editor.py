@@ -291,13 +291,21 @@ class Editor:
         self._added.append(name)
         return name
 
-    def fold(self, formula: Formula, *sources: Tensor, dtype: torch.dtype | None = None) -> Fold:
+    def fold(
+        self,
+        formula: Formula,
+        *sources: Tensor,
+        dtype: torch.dtype | None = None,
+        by_rows: bool = False,
+    ) -> Fold:
         """A tensor made ahead of time: `formula` of the float64 values of `sources`, rounded once.
 
-        `dtype` is that of the result; by default of the first source. The verifier knows the
-        formula: folded tensors are checked against it element by element.
+        `dtype` is that of the result; by default of the first source. With `by_rows` each row of
+        the result follows from that row of every source, and large ones are made piece by piece.
+        The verifier knows the formula: folded tensors are checked against it element by element.
         """
-        return self.folds.fold(formula, sources, sources[0].dtype if dtype is None else dtype)
+        dtype = sources[0].dtype if dtype is None else dtype
+        return self.folds.fold(formula, sources, dtype, by_rows=by_rows)
 
     def parameter(self, fold: Fold, *, requires_grad: bool = False) -> nn.Parameter:
         """The folded tensor as a Parameter that is still known as folded."""

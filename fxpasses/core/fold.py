@@ -9,6 +9,8 @@ from torch import Tensor
 
 Formula = Callable[..., Tensor]
 
+_PIECE = 2**15  # elements: in float64, about what the nearest caches hold
+
 _WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -20,10 +22,7 @@ _WIDE = {
 def widened(tensor: Tensor) -> Tensor:
     """The tensor in float64 (complex128); integers, booleans and what is wide already as it is."""
     wide = _WIDE.get(tensor.dtype)
-    if wide is None:
-        return tensor.detach()
-    with torch.no_grad():
-        return tensor.to(wide)
+    return tensor.detach() if wide is None else tensor.detach().to(wide)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +43,31 @@ class Folds:
     def __init__(self) -> None:
         self._folds: dict[int, Fold] = {}
 
-    def fold(self, formula: Formula, sources: Sequence[Tensor], dtype: torch.dtype) -> Fold:
-        """Compute `formula` of the float64 values of `sources` and round the result to `dtype`."""
+    def fold(
+        self,
+        formula: Formula,
+        sources: Sequence[Tensor],
+        dtype: torch.dtype,
+        *,
+        by_rows: bool = False,
+    ) -> Fold:
+        """Compute `formula` of the float64 values of `sources` and round the result to `dtype`.
+
+        Args:
+            formula: takes as many tensors as there are sources.
+            sources: what the result follows from.
+            dtype: of the result.
+            by_rows: whether the result has the shape of the first source, and each row of it
+                (along axis 0) follows from that row of every source. Large ones then are made
+                piece by piece, so that no float64 copy of the whole is needed.
+        """
+        is_large = by_rows and sources[0].numel() > _PIECE
         with torch.no_grad():
-            wide = formula(*(_own(self.exact(source), source) for source in sources))
-            value = _compact(wide.to(dtype))
+            if is_large and not any(self.find(source) for source in sources):
+                value = _in_pieces(formula, sources, dtype)
+            else:
+                wide = formula(*(_own(self.exact(source), source) for source in sources))
+                value = _compact(wide.to(dtype))
         return self.add(Fold(value, formula, tuple(sources)))
 
     def __iter__(self) -> Iterator[Fold]:
@@ -95,6 +114,14 @@ class Folds:
         for source in fold.sources:
             found.update((id(root), root) for root in self.roots(source))
         return tuple(found.values())
+
+
+def _in_pieces(formula: Formula, sources: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    value = torch.empty_like(sources[0], dtype=dtype, requires_grad=False)
+    rows = max(1, _PIECE * len(value) // value.numel())
+    for made, *piece in zip(value.split(rows), *(s.detach().split(rows) for s in sources)):
+        made.copy_(formula(*(_own(widened(part), part) for part in piece)))
+    return value
 
 
 def _own(wide: Tensor, source: Tensor) -> Tensor:

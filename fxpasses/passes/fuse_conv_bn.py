@@ -8,6 +8,7 @@ Both are affine, channel by channel. The new weights are computed in float64 and
 the outputs move by rounding only. The layer may be transposed, grouped or linear.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,8 +79,14 @@ class Site:
 
     @cached_property
     def wide(self) -> Values:
-        """All but the layer's weight in float64."""
+        """What the norm is made of, and the layer's bias, in float64."""
         return {name: widened(t) for name, t in self.known.items() if name != "weight"}
+
+    @cached_property
+    def largest_scale(self) -> float:
+        """Of what the norm multiplies the channels by; NaN where any of it is."""
+        scale = _scale(self.wide, self.norm.eps)
+        return float(torch.linalg.vector_norm(scale, torch.inf))
 
 
 def norm_uses_running_statistics(site: Site, _: Facts) -> str | None:
@@ -155,6 +162,8 @@ def padding_is_not_shifted(site: Site, _: Facts) -> str | None:
 
 
 def scale_is_finite(site: Site, _: Facts) -> str | None:
+    if math.isfinite(site.largest_scale):
+        return None
     infinite = torch.isinf(_scale(site.wide, site.norm.eps)).any()
     return "the norm divides by zero" if bool(infinite) else None
 
@@ -162,8 +171,7 @@ def scale_is_finite(site: Site, _: Facts) -> str | None:
 def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
     """Scaled weights leave the range of float16 soon."""
     dtype = site.known["weight"].dtype
-    scale = _scale(site.wide, site.norm.eps).abs().nan_to_num(0)
-    if torch.finfo(dtype).tiny < 1e-30 and float(scale.max()) < 1e20:
+    if torch.finfo(dtype).tiny < 1e-30 and site.largest_scale < 1e20:
         return None
     values = {name: widened(t) for name, t in site.known.items()}
     for formula in (_folded_weight, _folded_bias):
@@ -274,6 +282,7 @@ def _fold(site: Site, edit: Editor, formula: Formula) -> Fold:
         lambda *values: formula(site, dict(zip(sources, values, strict=True))),
         *sources.values(),
         dtype=site.known["weight"].dtype,
+        by_rows=formula is _folded_weight and site.channel_axis == 0,
     )
 
 

@@ -98,3 +98,27 @@ def test_a_watch_sees_writes_and_does_not_keep_the_tensor() -> None:
 def test_a_tensor_of_inference_mode_is_not_watched() -> None:
     with torch.inference_mode():
         assert Watch.on("weight", torch.ones(2)) is None
+
+
+@pytest.mark.parametrize("shape", [(7, 30_000), (40_000, 2), (3, 5, 4_000)])
+def test_rows_of_large_sources_are_folded_piece_by_piece(shape: tuple[int, ...]) -> None:
+    seen: list[int] = []
+
+    def formula(value: Tensor, factor: Tensor) -> Tensor:
+        seen.append(value.numel())
+        return value * factor.reshape(-1, *[1] * (value.dim() - 1))
+
+    sources = torch.randn(shape).mT.contiguous().mT, torch.randn(shape[0])
+    fold = Folds().fold(formula, sources, torch.float32, by_rows=True)
+    assert max(seen) <= max(2**15, sources[0][0].numel())
+    assert sum(seen) == sources[0].numel()
+    whole = Folds().fold(formula, sources, torch.float32)
+    assert torch.equal(fold.value, whole.value)
+    assert fold.value.stride() == whole.value.stride()
+
+
+def test_rows_of_folded_sources_are_rounded_once() -> None:
+    folds, source = Folds(), torch.randn(3, 30_000)
+    first = folds.fold(lambda v: v / 7, [source], torch.float32)
+    second = folds.fold(lambda v: v * 7, [first.value], torch.float32, by_rows=True)
+    assert torch.equal(second.value, (source.double() / 7 * 7).float())
