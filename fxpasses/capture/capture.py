@@ -36,6 +36,7 @@ from fxpasses.capture.twin import twin
 from fxpasses.core import Program
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import CaptureError
+from fxpasses.ops import op_of_module
 
 LeafFunctions = Sequence[Callable[..., Any] | str]
 Sizes = str
@@ -296,9 +297,11 @@ def _joined(path: str, name: str) -> str:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """One of torch's own layers: a graph of one node gains nothing."""
+    """A layer that stays one node wherever it is called: a graph of it gains nothing."""
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, containers)
+    is_torch_layer = type(module).__module__.startswith("torch.nn.")
+    is_known = op_of_module(module) is not None
+    return is_known or (is_torch_layer and not isinstance(module, containers))
 
 
 def _sealed(path: str, module: nn.Module) -> Opaque:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fxpasses.capture.names import is_safe_atom, is_safe_path
 from fxpasses.capture.structures import PLAIN, held_by
+from fxpasses.ops import op_of_module
 
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _RUNS_ITSELF: Final = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
@@ -39,7 +40,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether the module is a layer of torch's own, which stays one node.
+    """Whether the module is a layer of torch's own or one that passes know, and stays one node.
 
     A subclass that keeps the layer's `forward` is one, a container is not.
     """
@@ -49,7 +50,8 @@ def is_leaf(module: nn.Module) -> bool:
     is_torch_layer = home.startswith(("torch.nn.", "torch.ao.nn."))
     if isinstance(module, _CONTAINERS):
         return is_torch_layer and home.startswith("torch.nn.utils.")
-    return is_torch_layer and not home.startswith("torch.nn.parallel")
+    is_torch_layer = is_torch_layer and not home.startswith("torch.nn.parallel")
+    return is_torch_layer or op_of_module(module) is not None
 
 
 def is_parametrized(module: nn.Module) -> bool:

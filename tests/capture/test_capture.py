@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+from torchvision.ops.misc import FrozenBatchNorm2d
 
 from fxpasses.capture import (
     Capture,
@@ -121,6 +123,25 @@ class TestWhole:
         assert isinstance(fallback_of(result).norm, nn.BatchNorm1d)
         assert "norm" not in dict(result.named_modules())
         assert not hasattr(result, "norm")
+
+
+def test_layers_of_other_packages_that_passes_know_stay_one_node() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 1), FrozenBatchNorm2d(4)
+            self.drop = StochasticDepth(0.5, "row")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.drop(self.norm(self.conv(x)))
+
+    model, x = Model().eval(), X.reshape(3, 4, 1, 1)
+    for call in ((x,), None):
+        captured = capture(model, call)
+        (graph,) = captured.program.graphs.values()
+        called = [str(n.target) for n in graph.graph.nodes if n.op == "call_module"]
+        assert called == ["conv", "norm", "drop"]
+        assert torch.equal(result_of(captured)(x), model(x))
 
 
 class TestOpaqueModules:
