@@ -93,6 +93,8 @@ def _of_module(node: Node, declared: Declared) -> Effects:
 def _of_known_module(module: nn.Module, node: Node) -> Effects | None:
     """The effects of a call of one of torch's own layers, or of a class that computes the same."""
     op = op_of_module(module)
+    if op is not None and op not in _RULES and not vars(module).get("inplace"):
+        return NONE  # as the rules below would find
     if op is not None:
         return _of_known_op(op, _settings(module, node), node)
     if not is_plain(module):

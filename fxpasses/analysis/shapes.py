@@ -101,11 +101,12 @@ class Shapes:
             return _Worked(_UNKNOWN)
 
     def _run(self, node: Node) -> Any:
-        effects = self._effects(node)
         operands = {n: self._values[n].value for n in node.all_input_nodes}
         is_call = node.op in ("call_function", "call_method", "call_module")
-        is_known = not any(value is _UNKNOWN for value in operands.values())
-        if not (is_call and is_known) or effects.unknown or effects.writes_state:
+        if not is_call or any(value is _UNKNOWN for value in operands.values()):
+            return _UNKNOWN
+        effects = self._effects(node)
+        if effects.unknown or effects.writes_state:
             return _UNKNOWN
         if effects.writes:
             operands = {n: _alias(value) for n, value in operands.items()}

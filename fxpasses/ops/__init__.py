@@ -1,7 +1,7 @@
 """The op vocabulary: the one place that knows which calls mean the same op."""
 
 from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
-from fxpasses.ops.modules import computes_as, computing_names, is_plain
+from fxpasses.ops.modules import computes_as, computing_names, is_plain, kept, module_of
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
     KNOWN_FUNCTIONS,
@@ -55,7 +55,6 @@ from fxpasses.ops.tables import VOCABULARY
 from fxpasses.ops.vocabulary import (
     index_by,
     is_number,
-    module_of,
     op_of,
     op_of_function,
     op_of_module,
@@ -102,6 +101,7 @@ __all__ = [
     "is_plain",
     "is_pure",
     "is_raising",
+    "kept",
     "module_of",
     "named",
     "op_of",

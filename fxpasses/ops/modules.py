@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
+from torch.fx import Node
 
 _PROTOCOL: Final = (
     "__call__",
@@ -18,7 +19,6 @@ _PROTOCOL: Final = (
 )
 """What stands between a call and `forward`."""
 
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ABSENT: Final = object()
 
 
@@ -42,6 +42,19 @@ def kept(compute: Callable[[KeyT], ValueT]) -> Callable[[KeyT], ValueT]:
             return value
 
     return look_up
+
+
+def module_of(node: Node) -> nn.Module:
+    """The module that a `call_module` node calls."""
+    owner = node.graph.owning_module
+    assert owner is not None, "a pass runs on the graph of a GraphModule"
+    found: nn.Module = owner
+    # What `get_submodule` does, without its questions: this is asked for every node, often.
+    for name in str(node.target).split("."):
+        child = vars(found)["_modules"].get(name)
+        # Compiled modules cannot be asked for their truth.
+        found = getattr(found, name) if child is None else child
+    return found
 
 
 def computes_as(cls: type[nn.Module], listed: Container[type]) -> type[nn.Module] | None:
@@ -79,9 +92,12 @@ def is_plain(module: nn.Module) -> bool:
     Not so with hooks, with methods replaced on the instance, and after `module.compile()`.
     """
     state = vars(module)
-    if any(state.get(hooks) for hooks in _HOOKS) or state.get("_compiled_call_impl") is not None:
+    get = state.get  # asked of every module, often
+    if get("_forward_hooks") or get("_forward_pre_hooks"):
         return False
-    return _methods(type(module)).isdisjoint(state)
+    if get("_backward_hooks") or get("_backward_pre_hooks"):
+        return False
+    return get("_compiled_call_impl") is None and _methods(type(module)).isdisjoint(state)
 
 
 @kept

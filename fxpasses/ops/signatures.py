@@ -5,14 +5,15 @@ spellings differ (`other` for the `mat2` of `mm`).
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxpasses.ops.modules import kept
+from fxpasses.ops.modules import kept, module_of
 from fxpasses.ops.schemas import (
     MISSING,
     Parameter,
@@ -20,6 +21,8 @@ from fxpasses.ops.schemas import (
     schemas_of_function,
     schemas_of_method,
 )
+
+Pickers: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Any]]
 
 # Names that torch takes from NumPy.
 _NUMPY: Final[Mapping[str, str]] = {
@@ -65,10 +68,9 @@ def bind(node: Node) -> dict[str, Any] | None:
     For a module these are the arguments of `forward`; its settings are attributes.
     """
     if node.op == "call_module":
-        owner = node.graph.owning_module
-        if owner is None:
+        if node.graph.owning_module is None:
             return None
-        return forward_arguments(owner.get_submodule(str(node.target)), node.args, node.kwargs)
+        return forward_arguments(module_of(node), node.args, node.kwargs)
     found = choose(schemas_of(node), node.args, node.kwargs)
     return None if found is None else named(*found)
 
@@ -84,19 +86,45 @@ def forward_arguments(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """The arguments of a module call by the names that `forward` gives them."""
-    try:
-        bound = _forward_signature(type(module)).bind(module, *args, **kwargs)
-    except TypeError:
-        return None
-    bound.apply_defaults()
-    return {
-        name: value for position, (name, value) in enumerate(bound.arguments.items()) if position
-    }
+    forms, form = _forms(type(module)), (len(args), *kwargs)
+    if form not in forms:
+        forms[form] = _pickers(type(module), *form)
+    pickers, given = forms[form], (*args, *kwargs.values())
+    return None if pickers is None else {name: pick(given) for name, pick in pickers.items()}
 
 
 @kept
-def _forward_signature(cls: type[nn.Module]) -> inspect.Signature:
-    return inspect.signature(cls.forward)
+def _forms(cls: type[nn.Module]) -> dict[tuple[Any, ...], Pickers | None]:  # noqa: ARG001  the key
+    """What is known of calls of `cls.forward`, by their number of operands and their keywords."""
+    return {}
+
+
+def _pickers(cls: type[nn.Module], count: int, *keywords: str) -> Pickers | None:
+    """How each argument of `forward` is found among what is given; None where it does not fit."""
+    given = {keyword: count + number for number, keyword in enumerate(keywords)}
+    signature = inspect.signature(cls.forward)
+    try:
+        bound = signature.bind(None, *range(count), **given)
+    except TypeError:
+        return None
+    own, *_ = signature.parameters
+    named = {name: _picker(place) for name, place in bound.arguments.items() if name != own}
+    bound.apply_defaults()
+    defaults = {name: _always(value) for name, value in bound.arguments.items() if name != own}
+    return {name: named.get(name, default) for name, default in defaults.items()}
+
+
+def _picker(place: Any) -> Callable[[Sequence[Any]], Any]:
+    if isinstance(place, tuple):
+        return lambda given: tuple(given[one] for one in cast("tuple[int, ...]", place))
+    if isinstance(place, dict):
+        named = cast("dict[str, int]", place)
+        return lambda given: {name: given[one] for name, one in named.items()}
+    return itemgetter(place)
+
+
+def _always(value: Any) -> Callable[[Sequence[Any]], Any]:
+    return lambda _: value
 
 
 def choose(

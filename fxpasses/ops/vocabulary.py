@@ -9,7 +9,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
-from fxpasses.ops.modules import computes_as, is_plain, kept
+from fxpasses.ops.modules import computes_as, is_plain, kept, module_of
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import qualified_name
 from fxpasses.ops.schemas import schema_of, schemas_of_function
@@ -83,19 +83,6 @@ def op_of_function(target: Any) -> Op | None:
     if op is None and isinstance(target, FunctionType):
         return _BY_FUNCTION_NAME.get(qualified_name(target))
     return op
-
-
-def module_of(node: Node) -> nn.Module:
-    """The module that a `call_module` node calls."""
-    owner = node.graph.owning_module
-    assert owner is not None, "a pass runs on the graph of a GraphModule"
-    found: nn.Module = owner
-    # What `get_submodule` does, without its questions: this is asked for every node, often.
-    for name in str(node.target).split("."):
-        child = vars(found)["_modules"].get(name)
-        # Compiled modules cannot be asked for their truth.
-        found = getattr(found, name) if child is None else child
-    return found
 
 
 def is_number(node: Node) -> bool:
