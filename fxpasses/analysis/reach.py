@@ -1,5 +1,6 @@
 """The tensors that a Python callable can get at without being given them."""
 
+import collections
 import functools
 import inspect
 import types
@@ -10,8 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Graph
 
+from fxpasses.ops import kept
+
 # Graphs hold nodes, which hold no tensors but by name.
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, Graph)
+_ATOM_TYPES = frozenset(_ATOMS)
+_CONTAINERS = frozenset((dict, list, tuple, set, frozenset, collections.OrderedDict))
+_NO_MODELS = frozenset(("torch", "builtins"))
 _MOST_OBJECTS = 200_000
 
 
@@ -34,8 +40,14 @@ def tensors_within_reach(callee: Any) -> list[Tensor] | None:
         if isinstance(item, Tensor):
             found.append(item)
         else:
-            stack.extend(_held_by(item))
+            stack.extend(held for held in _held_by(item) if not _is_dull(held))
     return found
+
+
+def _is_dull(item: Any) -> bool:
+    """Whether an item is told at a glance to hold nothing: modules have dozens of these."""
+    kind = type(item)
+    return kind in _ATOM_TYPES or (kind in _CONTAINERS and not item)
 
 
 def _held_by(item: Any) -> Iterator[Any]:
@@ -72,17 +84,27 @@ def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _slots(item: Any) -> Iterator[Any]:
-    for kind in inspect.getmro(type(item)):
+    return (getattr(item, name, None) for name in _slot_names(type(item)))
+
+
+@kept
+def _slot_names(cls: type) -> tuple[str, ...]:
+    found: list[str] = []
+    for kind in inspect.getmro(cls):
         slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            yield getattr(item, name, None)
+        found.extend((slots,) if isinstance(slots, str) else slots)
+    return tuple(found)
 
 
-def _methods(item: Any) -> Iterator[Callable[..., Any]]:
+def _methods(item: Any) -> tuple[Callable[..., Any], ...]:
     """The Python methods of a module's or callable's own classes, for the globals they name."""
-    if not isinstance(item, nn.Module) and not callable(item):
-        return
-    for kind in inspect.getmro(type(item)):
-        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
-            continue
-        yield from (v for v in kind.__dict__.values() if isinstance(v, types.FunctionType))
+    is_code = isinstance(item, nn.Module) or callable(item)
+    return _own_methods(type(item)) if is_code else ()
+
+
+@kept
+def _own_methods(cls: type) -> tuple[Callable[..., Any], ...]:
+    kinds = (k for k in inspect.getmro(cls) if k.__module__.partition(".")[0] not in _NO_MODELS)
+    return tuple(
+        v for kind in kinds for v in kind.__dict__.values() if isinstance(v, types.FunctionType)
+    )
