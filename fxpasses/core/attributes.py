@@ -3,6 +3,7 @@
 import keyword
 import re
 from collections.abc import Collection, Iterable
+from typing import TypeAlias
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -10,13 +11,20 @@ from torch.fx import GraphModule
 _REMOVED = "removed_names"  # in the meta of a graph module: names that must not come back
 
 
-def add(module: GraphModule, near: str, value: nn.Module | Tensor) -> str:
+Numbers: TypeAlias = dict[str, int]
+"""The number that the next name on a stem is tried with, so that no name is tried twice."""
+
+
+def add(
+    module: GraphModule, near: str, value: nn.Module | Tensor, numbers: Numbers | None = None
+) -> str:
     """Put `value` on the module under a new name like `near`, and return the name."""
-    name = fresh_name(module, near)
+    name = fresh_name(module, near, numbers)
+    # The name is new, so that nothing of what torch's own methods ask need be asked.
     if isinstance(value, nn.Module):
-        module.add_module(name, value)
+        vars(module)["_modules"][name] = value
     elif isinstance(value, nn.Parameter):
-        module.register_parameter(name, value)
+        vars(module)["_parameters"][name] = value
     elif isinstance(value, nn.Buffer):
         module.register_buffer(name, value, persistent=value.persistent)
     else:
@@ -24,17 +32,23 @@ def add(module: GraphModule, near: str, value: nn.Module | Tensor) -> str:
     return name
 
 
-def fresh_name(module: GraphModule, near: str) -> str:
-    """A name like `near` that the module does not have, and has never had."""
+def fresh_name(module: GraphModule, near: str, numbers: Numbers | None = None) -> str:
+    """A name like `near` that the module does not have, and has never had.
+
+    `numbers` is kept from name to name as long as none is taken off the module.
+    """
+    numbers = {} if numbers is None else numbers
     stem = re.sub(r"\W", "_", near) or "_"
     if stem[0].isdigit() or keyword.iskeyword(stem):
         stem = f"_{stem}"
     removed: Collection[str] = module.meta.get(_REMOVED, ())
-    name, number = stem, 0
-    while name in removed or has_name(module, name):
+    number = numbers.get(stem, 0)
+    while True:
+        name = f"{stem}_{number}" if number else stem
         number += 1
-        name = f"{stem}_{number}"
-    return name
+        if name not in removed and not has_name(module, name):
+            numbers[stem] = number
+            return name
 
 
 def has_name(module: nn.Module, name: str) -> bool:

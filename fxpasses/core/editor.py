@@ -53,6 +53,7 @@ class Editor:
         self._rewired: dict[Node, None] = {}
         self._doomed: dict[Node, None] = {}
         self._added: list[str] = []
+        self._numbers: attributes.Numbers = {}
         self._unwanted: list[str] = []
         self._sealed = False
         self._current: _Rewriting | None = None
@@ -109,8 +110,9 @@ class Editor:
         try:
             self._erase_doomed()
             attributes.remove_unused(self.module, self._unwanted)
-            self.graph.lint()
-            self.module.recompile()
+            if self._created or self._rewired or self._doomed:
+                self.graph.lint()
+                self.module.recompile()
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise PassError(f"{self.author} left a broken graph behind: {reason}") from error
@@ -125,6 +127,7 @@ class Editor:
         self._rewired.clear()
         self._doomed.clear()
         self._added.clear()
+        self._numbers.clear()
         self._unwanted.clear()
         if self._facts is not None:
             self._facts.changed(touched)
@@ -287,7 +290,7 @@ class Editor:
         Modules become submodules, Parameters parameters and Buffers buffers; other tensors are
         plain attributes, which are in no `state_dict` and stay as they are under `.to()`.
         """
-        name = attributes.add(self.module, near, value)
+        name = attributes.add(self.module, near, value, self._numbers)
         self._added.append(name)
         return name
 
