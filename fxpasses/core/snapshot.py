@@ -1,7 +1,9 @@
 """A graph module as it was: to tell what changed, and to put it back."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -13,6 +15,7 @@ _DICTS: Final = ("_modules", "_parameters", "_buffers")
 # What belongs to the graph and the code made of it, which are looked after apart.
 _OF_THE_GRAPH: Final = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start"})
 _MISSING: Final = object()
+_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -149,33 +152,47 @@ class Snapshot:
 class _Holder:
     """What one module holds, by name."""
 
+    __slots__ = ("_held", "_own", "module")
+
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._own = dict(vars(module))
-        self._held = {name: dict(vars(module)[name]) for name in _DICTS}
+        self._own = own = dict(vars(module))
+        self._held = tuple(dict(held) if (held := own[name]) else _EMPTY for name in _DICTS)
 
     def difference(self, own: Collection[str]) -> str | None:
         """The first name that means something else than it did, `own` apart."""
-        pairs = [(self._own, vars(self.module))]
-        pairs += [(self._held[name], vars(self.module)[name]) for name in _DICTS]
-        for before, now in pairs:
+        for before, now in self._pairs():
+            if _is_kept(before, now):
+                continue
             if name := next((n for n in _changed(before, now) if n not in own), None):
                 return name
         return None
 
     def restore(self) -> None:
-        _put_back(self._own, vars(self.module))
-        for name in _DICTS:
-            _put_back(self._held[name], vars(self.module)[name])
+        for before, now in self._pairs():
+            _put_back(before, now)
+
+    def _pairs(self) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+        now = vars(self.module)
+        yield self._own, now
+        for name, held in zip(_DICTS, self._held, strict=True):
+            yield held, now[name]
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+def _is_kept(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two dictionaries are the same at a glance; they may be even where this is False."""
+    if not before or len(before) != len(now):
+        return not before and not now
+    return all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for name in (*before, *(name for name in now if name not in before)):
         if name not in _OF_THE_GRAPH and before.get(name, _MISSING) is not now.get(name, _MISSING):
             yield name
 
 
-def _put_back(before: dict[str, Any], now: dict[str, Any]) -> None:
+def _put_back(before: Mapping[str, Any], now: dict[str, Any]) -> None:
     """In place, since others may hold the dictionary, and in the old order."""
     if not list(_changed(before, now)):
         return
