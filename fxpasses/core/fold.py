@@ -9,7 +9,7 @@ from torch import Tensor
 
 Formula = Callable[..., Tensor]
 
-_PIECE = 2**15  # elements: in float64, about what the nearest caches hold
+_PIECE = 2**16  # elements: in float64, about what the nearest caches hold
 
 _WIDE = {
     torch.float16: torch.float64,
@@ -119,7 +119,9 @@ class Folds:
 def _in_pieces(formula: Formula, sources: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     value = torch.empty_like(sources[0], dtype=dtype, requires_grad=False)
     rows = max(1, _PIECE * len(value) // value.numel())
-    for made, *piece in zip(value.split(rows), *(s.detach().split(rows) for s in sources)):
+    # What is small is widened once, not piece by piece.
+    parts = [s.detach() if s.numel() > _PIECE else widened(s) for s in sources]
+    for made, *piece in zip(value.split(rows), *(part.split(rows) for part in parts), strict=True):
         made.copy_(formula(*(_own(widened(part), part) for part in piece)))
     return value
 

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fxpasses.analysis.constants import is_ordinary
 from fxpasses.core import Editor, Facts, Fold, Numerics, Rewrite, widened
-from fxpasses.views import BatchNorm, Conv, Flatten, Linear, Weighted, reads_only_metadata
+from fxpasses.views import BatchNorm, Conv, Flatten, Linear, Weighted, layer_at, reads_only_metadata
 
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
@@ -224,7 +224,7 @@ class FuseConvBn(Rewrite[Site]):
         norm = BatchNorm.at(node)
         if norm is not None:
             return _site_before(norm)
-        layer = _layer_at(node)
+        layer = layer_at(node)
         norm = layer and BatchNorm.at(layer.input)
         return Site(layer, norm, norm_is_first=True) if layer and norm else None
 
@@ -251,7 +251,7 @@ class FuseConvBn(Rewrite[Site]):
 
 
 def _site_before(norm: BatchNorm) -> Site | None:
-    if layer := _layer_at(norm.input):
+    if layer := layer_at(norm.input):
         return Site(layer, norm)
     flat = Flatten.at(norm.input)
     layer = flat and Linear.at(flat.input)
@@ -269,10 +269,6 @@ def _leaves_the_last_axis(flat: Flatten, rank: int | None) -> bool:
     if rank is None:
         return False
     return flat.start_dim % rank == 0 and flat.end_dim % rank == rank - 2
-
-
-def _layer_at(node: object) -> Weighted | None:
-    return Conv.at(node) or Linear.at(node)
 
 
 def _fold(site: Site, edit: Editor, formula: Formula) -> Fold:

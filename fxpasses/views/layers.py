@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,9 @@ class Weighted(View):
         self, edit: Editor, module: nn.Module, weight: Fold, bias: Fold | None
     ) -> Node:
         made = same_settings(module)
-        for name, fold in (("weight", weight), ("bias", bias)):
-            made.register_parameter(name, None if fold is None else self._parameter(edit, fold))
+        held = vars(made)["_parameters"]  # new, so that nothing of what torch checks can be wrong
+        held["weight"] = self._parameter(edit, weight)
+        held["bias"] = None if bias is None else self._parameter(edit, bias)
         near = str(self.node.target).rpartition(".")[2]
         return edit.call_module(made, near, *self.node.args, **self.node.kwargs)
 
@@ -133,6 +134,16 @@ class Linear(Weighted):
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.LINEAR,))
 
 
+def layer_at(node: object) -> Conv | Linear | None:
+    """The view of a layer with weights, whichever it is."""
+    found = Weighted.at(node)
+    if found is None:
+        return None
+    view = Linear(found.node) if found.op is Op.LINEAR else Conv(found.node)
+    vars(view).update(vars(found))
+    return view
+
+
 def same_settings(module: nn.Module) -> nn.Module:
     """A module of the same class, mode and settings, with no parameters, buffers or hooks.
 
@@ -143,8 +154,14 @@ def same_settings(module: nn.Module) -> nn.Module:
     own = vars(made)
     for name, value in vars(module).items():
         if (name not in own or name == "training") and _is_plain(value):
-            own[name] = deepcopy(value)
+            own[name] = value if _is_atom(value) else deepcopy(value)
     return made
+
+
+def _is_atom(value: Any) -> bool:
+    """Whether nobody can change the value."""
+    items = cast("tuple[Any, ...]", value) if type(value) is tuple else (value,)
+    return all(isinstance(item, _PLAIN) for item in items)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,13 +1,13 @@
 """Norms."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn
 
-from fxpasses.ops import Op
+from fxpasses.ops import Op, kept
 from fxpasses.views.base import View
 
 _DEFAULT_EPS: Final = 1e-5
@@ -67,10 +67,8 @@ class BatchNorm(Norm):
 
     def accepts_only_rank(self, rank: int) -> bool:
         """Whether the call is sure to raise on inputs of any other rank."""
-        check = getattr(self.module, "_check_input_dim", None)
-        if check is None:
-            return False
-        return all(_accepts(check, other) is (other == rank) for other in range(7))
+        check = getattr(type(self.module), "_check_input_dim", None)
+        return isinstance(check, FunctionType) and _accepted_ranks(check) == frozenset((rank,))
 
     @property
     def uses_running_statistics(self) -> bool:
@@ -95,9 +93,17 @@ class BatchNorm(Norm):
         return self.are_constant("running_mean", "running_var", "weight", "bias")
 
 
-def _accepts(check: Callable[[Tensor], None], rank: int) -> bool:
+@kept
+def _accepted_ranks(check: FunctionType) -> frozenset[int]:
+    """The ranks of inputs that the check of a batch norm lets pass."""
+    return frozenset(rank for rank in range(7) if _accepts(check, rank))
+
+
+def _accepts(check: FunctionType, rank: int) -> bool:
     try:
-        check(torch.empty([1] * rank, device="meta"))
+        check(nn.Module(), torch.empty([1] * rank, device="meta"))
     except ValueError:
         return False
+    except AttributeError:  # asks the module itself
+        return True
     return True
