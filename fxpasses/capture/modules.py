@@ -19,7 +19,7 @@ from fxpasses.capture.journal import ModuleState
 from fxpasses.capture.memory import Checkpoint
 from fxpasses.capture.names import is_identifier
 from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
-from fxpasses.capture.refusal import Refusal, definition_of, explain
+from fxpasses.capture.refusal import Refusal, definition_of, explain, unbound_method
 from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.running import run_module
 from fxpasses.capture.structures import Containers, stateful
@@ -76,6 +76,8 @@ class ModuleTracer(AttributeTracer):
         self.random = RandomStates()
         self._num_calls: dict[str, int] = {}
         self._called: list[str] = []  # in order, to take back
+        # Lets `Tensor.name(x)` take traced values, where it does not yet.
+        self.allow_unbound: Callable[[str], bool] = lambda _: False
         self._readers = Readers(world, request.places) if request.strict else None
 
     # -- calls
@@ -118,6 +120,7 @@ class ModuleTracer(AttributeTracer):
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         mark = self.mark(module, (args, kwargs))
+        name: str | None = None
         try:
             odd = stateful((args, kwargs))
             if odd is not None:
@@ -128,9 +131,12 @@ class ModuleTracer(AttributeTracer):
         except Exception as error:
             opaque = self._opaque_for(module, path, error)
             self.roll_back(mark)
+            name = unbound_method(error)
         else:
             self.memory.keep(mark.memory)
             return out
+        if name is not None and self.allow_unbound(name):
+            return self._try_inline(module, path, args, kwargs)
         return self._emit(module, opaque, args, kwargs)
 
     def _inline(

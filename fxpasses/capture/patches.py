@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import inspect
 import math
 import sys
 import threading
@@ -14,6 +15,7 @@ from torch import nn
 
 from fxpasses.capture.internals import frame, wrapped_functions
 from fxpasses.capture.proxies import VALUE_TYPES, Shape, Value, find_value
+from fxpasses.capture.questions import type_that_answers
 from fxpasses.capture.refusal import Refusal
 from fxpasses.capture.request import OpaqueKind
 from fxpasses.capture.values import UNKNOWN
@@ -74,6 +76,9 @@ class Host(Protocol):
     def read_attribute(self, module: nn.Module, name: str) -> Any: ...
     def before_attribute_write(self, module: nn.Module, name: str, value: Any) -> bool: ...
     def before_attribute_delete(self, module: nn.Module, name: str) -> None: ...
+    def call_tensor_method(
+        self, value: Value, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
     def note(self, text: str) -> None: ...
     def made_from_memory(self, tensor: Any) -> None: ...
 
@@ -129,6 +134,15 @@ class Replacements:
         self._imported(replaced)
         self._wrapped()
         self._autograd()
+        self._types()
+
+    def unbound(self, name: str) -> bool:
+        """Let `Tensor.name(x)` take traced values; False where it does already, or cannot."""
+        method = getattr(torch.Tensor, name, None)
+        if not inspect.ismethoddescriptor(method) or name.startswith("__"):
+            return False
+        self._patches.attribute(torch.Tensor, name, self._method(name, method))
+        return True
 
     def restore(self) -> None:
         self._patches.restore()
@@ -248,6 +262,16 @@ class Replacements:
 
         return _named(leaf, function)
 
+    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args and type(args[0]) in VALUE_TYPES and is_tracing():
+                return host.call_tensor_method(args[0], name, args[1:], kwargs)
+            return method(*args, **kwargs)
+
+        return _named(call, method)
+
     def _from_memory(self, function: Callable[..., Any]) -> Callable[..., Any]:
         host, is_tracing = self._host, self._is_tracing
 
@@ -303,6 +327,20 @@ class Replacements:
                 if found is not None and found[0] is value:
                     self._patches.entry(names, name, found[1])
 
+    def _types(self) -> None:
+        """`type(x)` in the model's files: the builtin is a class, which C code asks for too."""
+        host, is_tracing = self._host, self._is_tracing
+
+        def type_of(value: Any) -> Any:
+            kind = type(value)
+            is_traced = kind in VALUE_TYPES or kind is Shape
+            return answers_type(host, value) if is_traced and is_tracing() else kind
+
+        asked = type_that_answers(type_of)
+        for names in self._files:
+            if "type" not in names:
+                self._patches.entry(names, "type", asked)
+
     def _leaf_holders(self, replaced: Mapping[int, tuple[Any, Any]]) -> None:
         """The modules that define the leaf functions, through which `a.f(x)` finds them."""
         for function, new in replaced.values():
@@ -339,6 +377,11 @@ def answers_isinstance(host: Host, value: Any, kinds: Any) -> bool:
     if type(value) is Shape:
         return issubclass(torch.Size, kinds) or issubclass(Shape, kinds)
     return isinstance(_stand_in(host, value, "isinstance()"), kinds)
+
+
+def answers_type(host: Host, value: Any) -> type:
+    """The type of what `value` stands for."""
+    return torch.Size if type(value) is Shape else type(_stand_in(host, value, "type()"))
 
 
 def _stand_in(host: Host, value: Value, question: str) -> Any:

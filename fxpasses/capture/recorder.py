@@ -57,6 +57,7 @@ _COMPARES: Final = frozenset(
     getattr(operator, name)
     for name in ["add", "sub", "mul", "truediv", "eq", "ne", "lt", "gt", "le", "ge"]
 )
+_ASSIGNING: Final = frozenset(IN_PLACE)
 _WHOLES_KEPT: Final = 64  # each keeps the example's values alive
 
 
@@ -431,6 +432,8 @@ def _spellable(
         return "call_function", call_method, (args[0], target, args[1:], dict(kwargs)), {}
     if target is operator.pow and isinstance(args[0], (int, float)):
         return op, power, args, kwargs
+    if target in _ASSIGNING and not isinstance(args[0], (Value, Tensor)):
+        return op, IN_PLACE[target], args, kwargs
     return op, target, args, kwargs
 
 

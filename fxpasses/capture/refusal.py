@@ -1,6 +1,7 @@
 """How the tracer refuses what it cannot represent, inside the model's code."""
 
 import inspect
+import re
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -17,6 +18,13 @@ _OURS = str(Path(fxpasses.__file__).parent) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 TRACE_BEGINS = "run_the_trace"  # the function whose callers are no code of the model
 _PLUMBING = ("/contextlib.py", "/functools.py", "<frozen")
+
+
+_TRACED = "(Made|Attribute|Item|Field|Size)"  # the types of traced values, as messages name them
+_UNBOUND = re.compile(rf"descriptor '(\w+)' for '[\w.]*' objects doesn't apply to a '{_TRACED}'")
+_REFUSED_BY_SCRIPT = re.compile(
+    rf"^\w+\(\) Expected a value of type .* instead found type '{_TRACED}'"
+)
 
 
 class Refusal(Exception):  # noqa: N818 - a signal to the tracer; no user ever sees it
@@ -71,10 +79,18 @@ def definition_of(module: nn.Module) -> Source | None:
     return None if code is None else Source(code.co_filename, code.co_firstlineno)
 
 
+def unbound_method(error: Exception) -> str | None:
+    """The name of the method of Tensor that refused a traced value as `Tensor.name(x)`."""
+    found = _UNBOUND.match(str(error)) if isinstance(error, TypeError) else None
+    return None if found is None else found.group(1)
+
+
 def explain(error: Exception, module: nn.Module) -> tuple[OpaqueKind, str, Source | None]:
     """Kind, reason and line of what `module` raised while it was traced."""
     source = where_raised(error.__traceback__) or definition_of(module)
     if isinstance(error, Refusal):
         return error.kind, error.reason, error.where or source
+    if _REFUSED_BY_SCRIPT.search(str(error)):
+        return OpaqueKind.COMPILED, "calls a TorchScript function", source
     first_line = (str(error).splitlines() or [""])[0][:160]
     return OpaqueKind.ERROR, f"{type(error).__name__}: {first_line}", source

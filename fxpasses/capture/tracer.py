@@ -14,7 +14,7 @@ from fxpasses.capture.modules import ModuleTracer, has_global_hooks
 from fxpasses.capture.patches import CAPTURE_LOCK, Replacements
 from fxpasses.capture.paths import Paths, is_compiled, walk
 from fxpasses.capture.placeholders import Inputs
-from fxpasses.capture.refusal import explain
+from fxpasses.capture.refusal import explain, unbound_method
 from fxpasses.capture.request import (
     Call,
     Opaque,
@@ -91,6 +91,7 @@ class _Run:
             with DispatchMode(tracer), FunctionMode(tracer):
                 tracer.prepare()
                 replacements.apply(_resolved(self._request.leaf_functions))
+                tracer.allow_unbound = replacements.unbound
                 with tracer.quiet():
                     self._world.watch()
                 outputs = self._root()
@@ -125,9 +126,7 @@ class _Run:
             if has_global_hooks():
                 raise tracer.refuse(OpaqueKind.HOOKED, "hooks are registered for all modules")
             args, kwargs = self._inputs.lift(root.forward)
-            inner = tracer.mark(root, (args, kwargs))
-            out = root.forward(*args, **kwargs)
-            tracer.check_exit(root, inner, out)
+            out = self._forward(args, kwargs)
             tracer.create_node("output", "output", (tracer.output_argument(out),), {})
         except Exception as error:
             kind, reason, source = explain(error, root)
@@ -136,6 +135,20 @@ class _Run:
             self._run_root(failed)
             raise failed from error
         return tracer.known_of(out) if tracer.has_example else None
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tracer, root = self._tracer, self._request.root
+        mark = tracer.mark(root, (args, kwargs))
+        try:
+            out = root.forward(*args, **kwargs)
+        except TypeError as error:
+            name = unbound_method(error)
+            if name is None or not tracer.allow_unbound(name):
+                raise
+            tracer.roll_back(mark)
+            return self._forward(args, kwargs)
+        tracer.check_exit(root, mark, out)
+        return out
 
     def _run_root(self, failed: Untraceable) -> None:
         """Run the root's own code on the example, for its children's sake."""

@@ -4,6 +4,8 @@ import collections
 import copy
 import dataclasses
 import math
+import operator
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ CAPTURED = None
 CONTROL_FLOW = OpaqueKind.CONTROL_FLOW
 VALUE = OpaqueKind.UNTRACEABLE_VALUE
 ERROR = OpaqueKind.ERROR
+COMPILED = OpaqueKind.COMPILED
 
 
 @torch.library.custom_op("fxpasses_tests::twice", mutates_args=())
@@ -41,6 +44,14 @@ def sign_dependent(x: Tensor) -> Tensor:
 
 
 fx.wrap("sign_dependent")
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scripting is deprecated
+
+    @torch.jit.script
+    def scripted(x: Tensor) -> Tensor:
+        return x + 1
 
 
 @torch.jit.script_if_tracing
@@ -277,6 +288,33 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
         CAPTURED,
     ),
     ("assert_statement", asserted, {}, CAPTURED, CAPTURED),
+    ("unbound_method", lambda s, x: Tensor.sum(Tensor.relu(x), dim=1), {}, CAPTURED, CAPTURED),
+    (
+        "unbound_in_place",
+        lambda s, x: Tensor.add_(x * 2, Tensor.size(x, 0)),
+        {},
+        CAPTURED,
+        CAPTURED,
+    ),
+    ("unbound_of_weight", lambda s, x: x + Tensor.sum(s.w), {"w": WEIGHT}, CAPTURED, CAPTURED),
+    ("unbound_on_module", lambda s, x: s.f(x), {"f": Tensor.relu}, ERROR, ERROR),
+    ("unbound_dunder", lambda s, x: Tensor.__add__(x, 2), {}, ERROR, ERROR),
+    ("iadd_to_literal", lambda s, x: x * operator.iadd(3, x.size(0)), {}, CAPTURED, CAPTURED),
+    ("scripted_function", lambda s, x: scripted(x), {}, COMPILED, COMPILED),
+    ("type_is", lambda s, x: x * 2 if type(x) is Tensor else x, {}, CAPTURED, CAPTURED),
+    ("type_as_key", lambda s, x: {Tensor: x * 2}[type(x)], {}, CAPTURED, CAPTURED),
+    ("type_of_size", lambda s, x: x * (type(x.shape[0]) is int), {}, CAPTURED, CAPTURED),
+    ("type_of_shape", lambda s, x: x * (type(x.shape) is torch.Size), {}, CAPTURED, CAPTURED),
+    (
+        "type_of_types",
+        lambda s, x: (
+            x * (type(int) is type and isinstance(int, type) and issubclass(type, type))
+            + len(type("New", (), {}).__mro__)
+        ),
+        {},
+        CAPTURED,
+        CAPTURED,
+    ),
     ("len_of_tensor", lambda s, x: x * len(x), {}, CONTROL_FLOW, CAPTURED),
     (
         "isinstance_tensor",

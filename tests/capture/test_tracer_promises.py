@@ -162,12 +162,15 @@ def test_what_is_patched_is_put_back_after_success_refusal_and_interrupt() -> No
     def interrupted(self: Any, x: Tensor) -> Tensor:
         raise KeyboardInterrupt
 
-    traced(module(lambda s, x: x * 2), (X,))
+    traced(module(lambda s, x: x * 2 if type(x) is Tensor else Tensor.relu(x)), (X,))
+    traced(module(lambda s, x: Tensor.relu(x)), (X,))
     traced(module(lambda s, x: x * 2 if x.sum() > 0 else x), (X,))
     with pytest.raises(KeyboardInterrupt):
         traced(module(interrupted), (X,))
 
     assert all(vars(h)[n] is old for (h, n), old in zip(names, before, strict=True))
+    assert "relu" not in vars(Tensor)
+    assert "type" not in globals()
     assert ("apply" in vars(torch.autograd.Function)) == own_apply
     assert CAPTURE_LOCK.acquire(blocking=False)
     CAPTURE_LOCK.release()
