@@ -31,11 +31,10 @@ class OwnTensors:
                     self._memory[memory] = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+        if type(tensor) is nn.Parameter or tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return tensor
-        with torch.no_grad():
-            made = self._copy(tensor)
-        if made is not tensor:
+        made = self._copy(tensor)
+        if made is not tensor and attributes_of(tensor):
             attributes_of(made).update(attributes_of(tensor))
         return made
 

@@ -73,19 +73,21 @@ class Twin:
     ) -> None:
         self.shared: list[Any] = []
         """What could not be copied and is one object in both trees."""
-        self._new: dict[int, tuple[Any, Any]] = {}
+        self._new: dict[int, Any] = {}
         self._old: dict[int, nn.Module] = {}
+        self._alive: list[Any] = []
+        """What is known by its number, which could else be given to another."""
         self._tensors = tensors
         self._reaching: dict[int, bool] = {}
         # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
-        self._pending: list[Callable[[], None]] = []
+        self._pending: list[tuple[Callable[[Twin, Any, Any], None], Any, Any]] = []
         self._hooked: list[tuple[nn.Module, nn.Module]] = []
         self._graphs: list[tuple[GraphModule, GraphModule]] = []
         self._registered: frozenset[int] = frozenset()
         for module in share:
-            self._remember(module, module)
+            self._pair(module, module)
         for old, new in replace.items():
-            self._remember(old, new)
+            self._pair(old, new)
 
     def new(self, old: ModuleT) -> ModuleT:
         """The module that stands for `old` in the copy.
@@ -93,7 +95,7 @@ class Twin:
         Raises:
             KeyError: `old` is not in the tree that was copied.
         """
-        return cast("ModuleT", self._new[id(old)][1])
+        return cast("ModuleT", self._new[id(old)])
 
     def old(self, new: ModuleT) -> ModuleT:
         """The module that `new` stands for.
@@ -130,29 +132,34 @@ class Twin:
         return made
 
     def _fill(self) -> None:
-        while self._pending:
-            self._pending.pop()()
+        pending = self._pending
+        while pending:
+            fill, old, new = pending.pop()
+            fill(self, old, new)
 
     def _remember(self, old: Any, new: Any) -> Any:
-        self._new[id(old)] = (old, new)
-        if isinstance(new, nn.Module):
-            self._old[id(new)] = old
+        self._new[id(old)] = new
+        self._alive.append(old)
         return new
+
+    def _pair(self, old: nn.Module, new: nn.Module) -> nn.Module:
+        self._old[id(new)] = old
+        return self._remember(old, new)
 
     # -- modules
 
     def _module(self, old: nn.Module) -> nn.Module:
-        if id(old) in self._new:
-            return self._new[id(old)][1]
+        known = self._new.get(id(old))
+        if known is not None:
+            return known
         if is_sealed(old):
             self.shared.append(old)
-            return self._remember(old, old)
+            return self._pair(old, old)
         # A GraphModule needs a class of its own: its forward is set on the class.
         graph = isinstance(old, GraphModule)
         new = GraphModule.__new__(type(old)) if graph else object.__new__(type(old))
-        self._remember(old, new)
-        self._pending.append(lambda: self._fill_module(old, new))
-        return new
+        self._pending.append((Twin._fill_module, old, new))
+        return self._pair(old, new)
 
     def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
         state = new.__dict__
@@ -164,8 +171,8 @@ class Twin:
                 # Filled at the end; here so that the order of the keys is kept.
                 hooked = hooked or bool(value)
                 state[key] = value if value else self._empty(value)
-            elif key in _TENSOR_DICTS and self._tensors is None:
-                state[key] = self._same_tensors(value)
+            elif key in _TENSOR_DICTS:
+                state[key] = self._tensors_in(value)
             elif key == "_modules":
                 state[key] = self._registered_in(value)
             elif key != "_graph":
@@ -181,16 +188,28 @@ class Twin:
 
     def _empty(self, value: Any) -> Any:
         known = self._new.get(id(value))
-        return self._remember(value, type(value)()) if known is None else known[1]
+        return self._remember(value, type(value)()) if known is None else known
 
-    def _same_tensors(self, value: Any) -> Any:
-        known = self._new.get(id(value))
-        return self._remember(value, value.copy()) if known is None else known[1]
+    def _tensors_in(self, held: Any) -> Any:
+        known = self._new.get(id(held))
+        if known is not None:
+            return known
+        made = self._remember(held, held.copy())
+        if self._tensors is not None:
+            for name, tensor in held.items():
+                made[name] = None if tensor is None else self._tensor(tensor)
+        return made
+
+    def _tensor(self, old: Tensor) -> Tensor:
+        if self._tensors is None:
+            return old
+        known = self._new.get(id(old))
+        return self._remember(old, self._tensors(old)) if known is None else known
 
     def _registered_in(self, modules: dict[str, nn.Module | None]) -> Any:
         known = self._new.get(id(modules))
         if known is not None:
-            return known[1]
+            return known
         made = self._remember(modules, type(modules)())
         for name, child in modules.items():
             made[name] = None if child is None else self._module(child)
@@ -202,7 +221,7 @@ class Twin:
         if not isinstance(hooks, dict):
             return hooks
         if id(hooks) in self._new:
-            return self._new[id(hooks)][1]
+            return self._new[id(hooks)]
         made = self._remember(hooks, type(hooks)())
         for key, hook in hooks.items():
             made[key] = self._hook(hook)
@@ -211,10 +230,10 @@ class Twin:
     def _hook(self, hook: Any) -> Any:
         known = self._new.get(id(hook))
         if known is not None:
-            return known[1]
+            return known
         if isinstance(hook, types.MethodType):
             owner = self._new.get(id(hook.__self__))
-            return hook if owner is None else types.MethodType(hook.__func__, owner[1])
+            return hook if owner is None else types.MethodType(hook.__func__, owner)
         if isinstance(hook, functools.partial):
             return self._hook_partial(hook)
         if isinstance(hook, types.FunctionType):
@@ -244,7 +263,7 @@ class Twin:
             known = self._new.get(id(cell.cell_contents))
         except ValueError:
             return cell
-        return cell if known is None else types.CellType(known[1])
+        return cell if known is None else types.CellType(known)
 
     def _wrapped_hook(self, hook: Any) -> Any:
         """The wrapper that torch puts around hooks on `state_dict` and `load_state_dict`."""
@@ -253,7 +272,7 @@ class Twin:
 
     def _known(self, value: Any) -> Any:
         known = self._new.get(id(value))
-        return value if known is None else known[1]
+        return value if known is None else known
 
     # -- everything else
 
@@ -263,17 +282,17 @@ class Twin:
             return value
         known = self._new.get(id(value))
         if known is not None:
-            return known[1]
+            return known
+        if kind in _COPIED_CONTAINERS:
+            return self._container(value)
+        if issubclass(kind, (tuple, frozenset)):
+            return self._immutable(value)
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, Tensor):
-            return value if self._tensors is None else self._remember(value, self._tensors(value))
+            return self._tensor(value)
         if isinstance(value, _ATOMS):
             return value
-        if isinstance(value, (tuple, frozenset)):
-            return self._immutable(value)
-        if kind in _COPIED_CONTAINERS:
-            return self._container(value)
         return self._callable_or_object(value, kind)
 
     def _callable_or_object(self, value: Any, kind: type) -> Any:
@@ -302,9 +321,9 @@ class Twin:
         return self._remember(value, made)
 
     def _container(self, value: Any) -> Any:
-        made = copy.copy(value)
-        self._remember(value, made)
-        self._pending.append(lambda: self._fill_container(value, made))
+        made = self._remember(value, copy.copy(value))
+        if not _holds_plain_values(value):
+            self._pending.append((Twin._fill_container, value, made))
         return made
 
     def _fill_container(self, old: Any, new: Any) -> None:
@@ -348,7 +367,7 @@ class Twin:
         made = rebuilt_function(value, cells)
         # Remembered before it is filled: closures hold themselves.
         self._remember(value, made)
-        self._pending.append(lambda: self._fill_function(value, made))
+        self._pending.append((Twin._fill_function, value, made))
         return made
 
     def _fill_function(self, old: types.FunctionType, new: types.FunctionType) -> None:
@@ -381,7 +400,7 @@ class Twin:
             self.shared.append(value)
             return self._remember(value, value)
         self._remember(value, made)
-        self._pending.append(lambda: self._fill_object(value, made))
+        self._pending.append((Twin._fill_object, value, made))
         return made
 
     def _fill_object(self, old: Any, new: Any) -> None:
@@ -397,6 +416,12 @@ class Twin:
 _COPIED_CONTAINERS = frozenset(
     (*_MUTABLE, collections.OrderedDict, collections.defaultdict, collections.Counter)
 )
+
+
+def _holds_plain_values(value: Any) -> bool:
+    """Whether a container holds nothing that could need a copy."""
+    items = (*value, *value.values()) if isinstance(value, dict) else value
+    return all(type(item) in _ATOM_TYPES for item in items)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
