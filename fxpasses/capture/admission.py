@@ -1,11 +1,11 @@
 """Which models can be captured at all. The rest is told what to do."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from fxpasses.capture.inside import is_sealed, modules_of
+from fxpasses.capture.inside import buffers_of, is_sealed, modules_of, parameters_of
 from fxpasses.errors import CaptureError
 
 
@@ -32,19 +32,24 @@ def check_model(model: object) -> None:
 
 def _check_weights(model: nn.Module) -> None:
     for name, module in named_modules(model):
-        if isinstance(module, LazyModuleMixin) and any(
-            map(is_lazy, module.parameters(recurse=False))
-        ):
+        tensors = _tensors_of(module)
+        if isinstance(module, LazyModuleMixin) and any(map(is_lazy, tensors)):
             raise CaptureError(
                 f"the weights of {name or 'the model'} are not known yet (a lazy layer): run the "
                 "model once on real inputs first"
             )
-        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        if any(tensor.device.type == "meta" for tensor in tensors):
+        if any(tensor.is_meta for tensor in tensors):
             raise CaptureError(
                 f"the weights of {name or 'the model'} are on the meta device and hold no values: "
                 "load them first, as with `model.to_empty(device=...)` and `load_state_dict`"
             )
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    if is_sealed(module):  # whose dicts are none, if it has any
+        return [*module.parameters(), *module.buffers()]
+    held = (*parameters_of(module).values(), *buffers_of(module).values())
+    return [tensor for tensor in held if tensor is not None]
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -13,17 +13,18 @@ from fxpasses.capture.inside import (
     modules_of,
     parameters_of,
 )
-from fxpasses.capture.result import CapturedModule, entry_of
+from fxpasses.capture.result import CapturedModule, entry_of, generate_code
 from fxpasses.capture.twin import Twin, twin
 from fxpasses.core import Program, Watch
 
 
-def fork(program: Program) -> Program:
+def fork(program: Program, *, move_graphs: bool = False) -> Program:
     """An independent program: its own graphs and modules over the same tensors.
 
-    Nodes keep their names and metadata. The original stays as it is.
+    Nodes keep their names and metadata. The original stays as it is; with `move_graphs` only its
+    modules do, which is enough for `finish`, and its graphs become those of the fork.
     """
-    root, lineage = twin(program.root)
+    root, lineage = twin(program.root, move_graphs=move_graphs)
     forked = Program(root, {path: lineage.new(module) for path, module in program})
     entry_of(root).lineage = lineage
     _count_anew(forked)
@@ -70,6 +71,8 @@ def finish(
         for mine, other in entry.pairs:
             _hold_together(mine, other)
     _count_anew(work)
+    for module in (root, *work.graphs.values()):
+        generate_code(module)
     entry.watches = [*entry.watches, *watches]
     entry.mode_reasons = (*entry.mode_reasons, *mode_reasons)
     return root

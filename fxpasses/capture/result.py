@@ -55,7 +55,7 @@ class CapturedModule(GraphModule):
         before: Entry | None = held.get(_ENTRY)
         entry.model_class = type(module) if before is None else before.model_class
         state[_ENTRY] = entry
-        made.graph = graph
+        made._fxpasses_postpone_code(graph)  # noqa: SLF001  its own class
         return made
 
     @classmethod
@@ -70,6 +70,21 @@ class CapturedModule(GraphModule):
         return made
 
     # -- the call
+
+    def _fxpasses_postpone_code(self, graph: Graph) -> None:
+        """Take the graph over, and generate its code when it is first needed."""
+        kind, state = cast("Any", type(self)), attributes_of(self)
+        state["_graph"] = graph
+        graph.owning_module = self
+        state.pop("_code", None)
+        kind._fxpasses_graph = _made_late  # noqa: SLF001  its own class
+        kind.forward = _checked_forward(self._fxpasses.model_class)
+        _adopt(kind, self._fxpasses.model_class)
+
+    @property
+    def code(self) -> str:
+        generate_code(self)
+        return super().code
 
     def recompile(self) -> PythonCode:
         code = super().recompile()
@@ -280,6 +295,18 @@ def _adopt(kind: Any, model_class: type[nn.Module] | None) -> None:
         return
     kind.get_extra_state = lambda self: fallback_of(self).get_extra_state()
     kind.set_extra_state = lambda self, state: fallback_of(self).set_extra_state(state)
+
+
+def _made_late(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+    """Stands where generated code will, until it is needed."""
+    generate_code(self)
+    return self._fxpasses_graph(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+
+
+def generate_code(module: GraphModule) -> None:
+    """Generate the code of the graph where that was put off."""
+    if "_code" not in attributes_of(module):
+        module.recompile()
 
 
 # -- modules that run their own code

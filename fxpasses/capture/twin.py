@@ -24,6 +24,7 @@ from fxpasses.capture.inside import (
     all_modules,
     is_sealed,
 )
+from fxpasses.capture.sealed import COMPILED_CODE, copied_script, initialize_compiled
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 TensorMap = Callable[[Tensor], Tensor]
@@ -48,6 +49,7 @@ def twin(
     share: Iterable[nn.Module] = (),
     replace: Mapping[nn.Module, nn.Module] | None = None,
     tensors: TensorMap | None = None,
+    move_graphs: bool = False,
 ) -> tuple[ModuleT, "Twin"]:
     """Copy the tree of `module`, sharing all tensors.
 
@@ -56,8 +58,10 @@ def twin(
         share: Modules that the copy holds as the same objects.
         replace: Modules that others stand for in the copy.
         tensors: What the copy holds in place of each tensor; by default the tensor itself.
+        move_graphs: Whether the graphs of captured modules go over to the copy, so that those
+            of the tree itself must not be used any more.
     """
-    made = Twin(share, replace or {}, tensors)
+    made = Twin(share, replace or {}, tensors, move_graphs=move_graphs)
     new = made.build(module)
     return cast("ModuleT", new), made
 
@@ -70,6 +74,8 @@ class Twin:
         share: Iterable[nn.Module],
         replace: Mapping[nn.Module, nn.Module],
         tensors: TensorMap | None,
+        *,
+        move_graphs: bool,
     ) -> None:
         self.shared: list[Any] = []
         """What could not be copied and is one object in both trees."""
@@ -78,11 +84,13 @@ class Twin:
         self._alive: list[Any] = []
         """What is known by its number, which could else be given to another."""
         self._tensors = tensors
+        self._move_graphs = move_graphs
         self._reaching: dict[int, bool] = {}
         # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
         self._pending: list[tuple[Callable[[Twin, Any, Any], None], Any, Any]] = []
         self._hooked: list[tuple[nn.Module, nn.Module]] = []
         self._graphs: list[tuple[GraphModule, GraphModule]] = []
+        self._compiled: list[nn.Module] = []
         self._registered: frozenset[int] = frozenset()
         for module in share:
             self._pair(module, module)
@@ -122,6 +130,8 @@ class Twin:
                 if old.__dict__[key]:
                     new.__dict__[key] = self._hooks(old.__dict__[key])
         self._fill()
+        for compiled in self._compiled:
+            initialize_compiled(compiled)
         for old, new in self._graphs:
             # Captured modules know how to do without generating the code again.
             take_code = getattr(type(new), "_fxpasses_take_code", None)
@@ -153,18 +163,30 @@ class Twin:
         if known is not None:
             return known
         if is_sealed(old):
-            self.shared.append(old)
-            return self._pair(old, old)
+            return self._sealed(old)
         # A GraphModule needs a class of its own: its forward is set on the class.
         graph = isinstance(old, GraphModule)
         new = GraphModule.__new__(type(old)) if graph else object.__new__(type(old))
         self._pending.append((Twin._fill_module, old, new))
         return self._pair(old, new)
 
+    def _sealed(self, old: nn.Module) -> nn.Module:
+        if not isinstance(old, torch.jit.ScriptModule):
+            new = object.__new__(type(old))
+            self._compiled.append(new)
+            self._pending.append((Twin._fill_module, old, new))
+            return self._pair(old, new)
+        new = None if self._tensors is None else copied_script(old, self._tensor)
+        if new is None:
+            self.shared.append(old)
+        return self._pair(old, old if new is None else new)
+
     def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
         state = new.__dict__
         hooked = False
         for key, value in list(old.__dict__.items()):
+            if key in COMPILED_CODE and is_sealed(old):
+                continue
             if type(value) in _ATOM_TYPES:
                 state[key] = value
             elif key in HOOK_DICTS:
@@ -180,7 +202,7 @@ class Twin:
         if hooked:
             self._hooked.append((old, new))
         if isinstance(old, GraphModule) and isinstance(new, GraphModule):
-            graph = copy_graph(old.graph)
+            graph = old.graph if self._move_graphs else copy_graph(old.graph)
             graph.owning_module = new
             state["_graph"] = graph
             type(new).__name__ = type(old).__name__

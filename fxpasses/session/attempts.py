@@ -52,7 +52,10 @@ class Undone:
 
 
 class Attempts:
-    """Optimises forks of `captured`, which itself stays as it is: the verifier's reference."""
+    """Optimises forks of `captured`, which itself stays as it is: the verifier's reference.
+
+    Where nothing is verified, its graphs become those of the only fork.
+    """
 
     def __init__(
         self, captured: Capture, pipeline: Group, registry: Registry, settings: Settings
@@ -74,8 +77,8 @@ class Attempts:
         return [*sorted(self.undone.rewrites), *(record.name for record in self.left_out)]
 
     def plain(self) -> Attempt:
-        """One run of the passes, not verified."""
-        return self._optimise(self.undone)
+        """One run of the passes, not verified: nothing reads the captured graphs afterwards."""
+        return self._optimise(self.undone, move_graphs=True)
 
     def verified(self) -> Attempt:
         """A run that the verifier agrees with.
@@ -101,8 +104,10 @@ class Attempts:
                 return attempt
         return self._verify(self._optimise(self.undone))
 
-    def _optimise(self, undone: Undone, up_to: int | None = None) -> Attempt:
-        program = fork(self.captured.program)
+    def _optimise(
+        self, undone: Undone, up_to: int | None = None, *, move_graphs: bool = False
+    ) -> Attempt:
+        program = fork(self.captured.program, move_graphs=move_graphs)
         left_out = set(undone.passes)
         if up_to is not None:
             left_out.update(range(up_to + 1, self._total + 1))

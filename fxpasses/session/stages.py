@@ -101,7 +101,7 @@ class Session:
         unchecked = settings.level is None or captured.arguments is None
         attempt = attempts.plain() if unchecked else attempts.verified()
         self.record.seconds.update(attempts.seconds)
-        self._note(captured.program, attempts, attempt)
+        self._note(attempts, attempt)
         self._look_for_trouble(attempt)
         return attempt
 
@@ -117,13 +117,13 @@ class Session:
         result.meta[META] = self.record.as_dict()
         return result
 
-    def _note(self, original: Program, attempts: Attempts, attempt: Attempt) -> None:
+    def _note(self, attempts: Attempts, attempt: Attempt) -> None:
         record = self.record
         made = [run.record for run in attempt.runs]
         record.passes = sorted(
             [*made, *attempts.left_out], key=lambda one: (one.round, one.position)
         )
-        record.nodes_before = _nodes(original)
+        record.nodes_before = sum(record.capture.graphs.values())
         record.nodes_after = _nodes(attempt.program)
         record.bytes_rewritten = bytes_of(folded_tensors(attempt.program))
         if attempt.verdict is not None:

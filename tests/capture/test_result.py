@@ -15,6 +15,7 @@ from torch.fx import Interpreter
 from fxpasses.capture import (
     CapturedModule,
     calls_of,
+    capture,
     fallback_of,
     finish,
     fork,
@@ -272,6 +273,25 @@ class TestAsTheOriginal:
         assert "self.tied" in result.code
         assert "class" in result.print_readable(print_output=False)
         assert torch.equal(Interpreter(result).run(X, 1.0), result(X))
+
+    def test_code_is_generated_when_it_is_first_needed(
+        self, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiled: list[str] = []
+        recompile = CapturedModule.recompile
+        monkeypatch.setattr(
+            CapturedModule,
+            "recompile",
+            lambda module: (compiled.append(str(module.graph)), recompile(module))[1],
+        )
+        original = capture(model, (X,)).program
+        work = fork(original)
+        assert not [text for text in compiled if "tied" in text]
+        result = finish(work, original)
+        assert len([text for text in compiled if "tied" in text]) == 1
+        assert torch.equal(original.root(X), model(X))
+        assert torch.equal(result(X), model(X))
+        assert len([text for text in compiled if "tied" in text]) == 2
 
 
 class TestCopies:
