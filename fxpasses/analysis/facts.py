@@ -40,7 +40,8 @@ class GraphFacts:
         self._training = training
         self._owns_state = owns_state
         self._declared = {} if declared is None else declared
-        self._effects: dict[Node, Effects] = {}
+        self._effects: dict[Node, tuple[object, object, Effects]] = {}
+        """With the operands that they are the effects of."""
         self._aliasing = Aliasing(module, self.effects, self._visit)
         self._writers = Writers(module, self.effects, self._aliasing)
         self._shapes = Shapes(module, self.effects, self._visit)
@@ -59,10 +60,12 @@ class GraphFacts:
 
     def effects(self, node: Node) -> Effects:
         known = self._effects.get(node)
-        if known is None:
-            self._visit()
-            known = self._effects[node] = effects_of(node, self._declared)
-        return known
+        if known is not None:
+            return known[2]
+        self._visit()
+        effects = effects_of(node, self._declared)
+        self._effects[node] = (node.args, node.kwargs, effects)
+        return effects
 
     def may_alias(self, a: Node, b: Node) -> bool:
         return self._aliasing.may_alias(a, b)
@@ -98,7 +101,10 @@ class GraphFacts:
 
     def changed(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
-            self._effects.pop(node, None)
+            known = self._effects.get(node)
+            # Where only its readers have changed, a node does what it did.
+            if known and not (known[0] is node.args and known[1] is node.kwargs):
+                del self._effects[node]
         forgotten = self._aliasing.changed(nodes)
         self._writers.changed(nodes, forgotten)
         self._shapes.changed(nodes)

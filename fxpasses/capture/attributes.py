@@ -13,6 +13,7 @@ from fxpasses.capture.paths import Paths
 from fxpasses.capture.proxies import Value
 from fxpasses.capture.recorder import Recorder
 from fxpasses.capture.request import OpaqueKind, Request
+from fxpasses.capture.sealed import ScriptBuffers
 from fxpasses.capture.values import UNKNOWN
 
 
@@ -24,6 +25,7 @@ class AttributeTracer(Recorder):
         self.reads_training: list[str] = []
         self.writes = AttributeWrites()
         self._hidden: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+        self._scripted = ScriptBuffers()
         self._live: dict[nn.Module, set[str]] = {}
 
     def prepare(self) -> None:
@@ -42,6 +44,8 @@ class AttributeTracer(Recorder):
     def _own_buffers(self) -> None:
         for module in self.paths.modules():
             if isinstance(module, torch.jit.ScriptModule):
+                for buffer in self._scripted.save(module):
+                    self.memory.lend(buffer)
                 continue
             buffers = module.__dict__["_buffers"]
             for name, buffer in buffers.items():
@@ -98,7 +102,8 @@ class AttributeTracer(Recorder):
         return own
 
     def show_attributes(self) -> None:
-        """Put the hidden attributes back."""
+        """Put the hidden attributes back, and what cannot be hidden as it was."""
+        self._scripted.restore()
         for (_, name), (module, value) in self._hidden.items():
             module.__dict__.setdefault(name, value)
 

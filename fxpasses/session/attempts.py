@@ -4,6 +4,9 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
 
 from fxpasses.capture import Capture, fork
 from fxpasses.core import (
@@ -20,17 +23,23 @@ from fxpasses.core.record import PassRecord
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.search import first_bad
+from fxpasses.session.folded import folded_tensors
 from fxpasses.session.settings import Settings
 from fxpasses.verify import Blame, Verdict, check
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attempt:
     """One run of the pipeline on a fork, and what the verifier says of it."""
 
     program: Program
     runs: Sequence[PassRun]
     verdict: Verdict | None = None
+
+    @cached_property
+    def folded(self) -> list[Tensor]:
+        """The tensors of the result that passes have folded."""
+        return folded_tensors(self.program)
 
     @property
     def failed(self) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses.core import Program, Watch
+from fxpasses.core import Program, Watch, attribute
 from fxpasses.manager import PassRun
+from fxpasses.ops import module_of
 
 
 def folded_tensors(program: Program) -> list[Tensor]:
@@ -22,38 +23,32 @@ def folded_tensors(program: Program) -> list[Tensor]:
 def _read_by(graph_module: GraphModule) -> Iterator[Tensor]:
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":
-            value = _attribute(graph_module, str(node.target))
+            value = attribute(graph_module, str(node.target))
             if isinstance(value, Tensor):
                 yield value
         elif node.op == "call_module":
-            module = graph_module.get_submodule(str(node.target))
-            yield from module.parameters(recurse=False)
-            yield from module.buffers(recurse=False)
+            yield from (tensor for _, tensor in _held(module_of(node)))
 
 
-def _attribute(module: nn.Module, path: str) -> object:
-    value: object = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def watches_on_sources(program: Program, original: nn.Module) -> list[Watch]:
-    """Watches on the original's tensors that something in `program` was folded from."""
-    names = {id(tensor): name for name, tensor in _named_tensors(original)}
-    sources = {
-        id(root): root
-        for tensor in folded_tensors(program)
-        for root in program.folds.roots(tensor)
-        if id(root) in names
+def watches_on_sources(
+    folded: Sequence[Tensor], program: Program, original: nn.Module
+) -> list[Watch]:
+    """Watches on the original's tensors that the `folded` ones of `program` were made of."""
+    roots = {id(root): root for tensor in folded for root in program.folds.roots(tensor)}
+    names = {
+        id(tensor): f"{path}.{name}" if path else name
+        for path, module in original.named_modules(remove_duplicate=False)
+        for name, tensor in _held(module)
+        if id(tensor) in roots
     }
-    watches = (Watch.on(names[key], tensor) for key, tensor in sources.items())
+    watches = (Watch.on(names[key], root) for key, root in roots.items() if key in names)
     return [watch for watch in watches if watch is not None]
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+def _held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of one module; torch's own iterators ask for more."""
+    for held in (module._parameters, module._buffers):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
+        yield from ((name, tensor) for name, tensor in held.items() if tensor is not None)
 
 
 def bytes_of(tensors: Sequence[Tensor]) -> int:

@@ -14,7 +14,7 @@ from fxpasses.errors import FxPassesWarning, TrainingModeWarning, UnverifiedWarn
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import Call
 from fxpasses.session.attempts import Attempt, Attempts
-from fxpasses.session.folded import bytes_of, folded_tensors, mode_reasons, watches_on_sources
+from fxpasses.session.folded import bytes_of, mode_reasons, watches_on_sources
 from fxpasses.session.placement import detached, lives_on, moved
 from fxpasses.session.settings import Settings
 
@@ -110,7 +110,7 @@ class Session:
         result = finish(
             attempt.program,
             captured.program,
-            watches_on_sources(attempt.program, self.model),
+            watches_on_sources(attempt.folded, attempt.program, self.model),
             mode_reasons(attempt.runs, training=self.request.settings.training),
         )
         entry_of(result).guard_weights = guard_weights
@@ -125,7 +125,7 @@ class Session:
         )
         record.nodes_before = sum(record.capture.graphs.values())
         record.nodes_after = _nodes(attempt.program)
-        record.bytes_rewritten = bytes_of(folded_tensors(attempt.program))
+        record.bytes_rewritten = bytes_of(attempt.folded)
         if attempt.verdict is not None:
             record.verification = attempt.verdict.record
         record.verification.undone = attempts.undone_names
