@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
@@ -26,6 +27,11 @@ def check_model(model: object) -> None:
         raise CaptureError(
             f"the model is wrapped in {type(model).__name__}: pass the module inside (`module`), "
             "and wrap the result"
+        )
+    if type(model).__call__ is not nn.Module.__call__ and not isinstance(model, GraphModule):
+        raise CaptureError(
+            f"{type(model).__name__} overrides `__call__`, which its result would not have: put "
+            "that code into `forward`, or pass a module whose forward calls the model"
         )
     _check_weights(model)
 

@@ -37,9 +37,10 @@ class Coverage:
 def measure(root: nn.Module, arguments: Arguments) -> Coverage:
     """Run a copy of `root` once, on copies of `arguments`, and count.
 
-    Whatever the model raises passes through.
+    The copy has parameters of its own, since code that is in no graph may write them. Whatever
+    the model raises passes through.
     """
-    running, _ = twin(root, tensors=OwnTensors(root))
+    running, _ = twin(root, tensors=OwnTensors(root, parameters_too=True))
     given = arguments.copied()
     counter = _Counter()
     with torch.no_grad(), counter:

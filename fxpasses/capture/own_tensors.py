@@ -15,15 +15,18 @@ from fxpasses.capture.inside import (
 class OwnTensors:
     """A copy of each tensor that a forward may write: for `twin(..., tensors=OwnTensors(module))`.
 
-    Parameters, tensors that need a gradient, and views of parameters stay the caller's. One
-    tensor has one copy, and tensors over one memory stay so where the first of them covers it.
+    Parameters, tensors that need a gradient, and views of parameters stay the caller's, unless
+    `parameters_too`. One tensor has one copy, and tensors over one memory stay so where the first
+    of them covers it.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, parameters_too: bool = False) -> None:
+        self._parameters_too = parameters_too
+        self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
         self._memory: dict[int, torch.UntypedStorage | None] = {}
         self._kept: list[Tensor] = []
         for owner in all_modules(module):
-            if is_sealed(owner):
+            if is_sealed(owner) or parameters_too:
                 continue
             for parameter in parameters_of(owner).values():
                 memory = None if parameter is None else memory_of(parameter)
@@ -32,11 +35,19 @@ class OwnTensors:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if type(tensor) is nn.Parameter or tensor.requires_grad or isinstance(tensor, nn.Parameter):
-            return tensor
+            return self._parameter(tensor) if self._parameters_too else tensor
         made = self._copy(tensor)
         if made is not tensor and attributes_of(tensor):
             attributes_of(made).update(attributes_of(tensor))
         return made
+
+    def _parameter(self, tensor: Tensor) -> Tensor:
+        if not (tensor.is_leaf and isinstance(tensor, nn.Parameter)):
+            return tensor.detach().clone()
+        if id(tensor) not in self._parameters:
+            made = nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
+            self._parameters[id(tensor)] = (tensor, made)
+        return self._parameters[id(tensor)][1]
 
     def _copy(self, tensor: Tensor) -> Tensor:
         memory = memory_of(tensor)

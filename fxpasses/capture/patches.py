@@ -247,6 +247,8 @@ class Replacements:
                 if callable(vars(holder).get(name)):
                     yield holder, name, self._refused(name, getattr(holder, name))
         yield torch, "is_grad_enabled", self._grad_mode(torch.is_grad_enabled)
+        asks = self._inference_mode(torch.is_inference_mode_enabled)
+        yield torch, "is_inference_mode_enabled", asks
         for name, function in vars(math).items():
             if callable(function) and not name.startswith("_"):
                 yield math, name, self._leaf(function)
@@ -303,6 +305,18 @@ class Replacements:
             return function()
 
         return _named(is_grad_enabled, function)
+
+    def _inference_mode(self, function: Callable[[], bool]) -> Callable[[], bool]:
+        """No pattern tells inference mode from the mere absence of gradients."""
+        host, is_tracing = self._host, self._is_tracing
+
+        def is_inference_mode_enabled() -> bool:
+            name = frame(1).f_globals.get("__name__", "")
+            if is_tracing() and not name.startswith(_STATE_READERS):
+                raise host.refuse(OpaqueKind.REGION, "asks whether inference mode is on")
+            return function()
+
+        return _named(is_inference_mode_enabled, function)
 
     def _autograd(self) -> None:
         host, is_tracing = self._host, self._is_tracing

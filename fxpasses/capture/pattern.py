@@ -98,14 +98,24 @@ class Pattern:
     def _compile(self) -> None:
         self.ambient_fits = self._ambient.compiled()
         self.fits = compiled_check(self._args, self._kwargs, self._aliases)
+        self._order = tuple(self._kwargs) if self._order_matters() else None
 
     @property
     def reads_grad_mode(self) -> bool:
         """Whether the grad mode is part of the pattern."""
         return self._ambient.grad is not None
 
+    def _order_matters(self) -> bool:
+        """Whether a forward can tell in which order its keyword arguments are given."""
+        if self._signature is None:
+            return len(self._kwargs) > 1
+        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
+        return inspect.Parameter.VAR_KEYWORD in kinds and len(self._kwargs) > 1
+
     def admits(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether the graph holds for a call in exactly the form of the example."""
+        if self._order is not None and self._order != tuple(kwargs):
+            return False
         return self.ambient_fits() and self.fits(args, kwargs)
 
     def normalized(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:

@@ -98,7 +98,10 @@ _PURE_TORCH: Final = frozenset(
     )
 )
 _RAISING_TORCH: Final = frozenset(
-    ("_assert", "_check", "_check_is_size", "_check_value", "_check_index", "_check_type")
+    (
+        *("_assert", "_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
+        *("_check", "_check_is_size", "_check_value", "_check_index", "_check_type"),
+    )
 )
 _TORCH_PYTHON: Final = frozenset(("torch.functional", "torch.nn.functional"))
 _IMPURE_PYTHON: Final = frozenset(("multi_head_attention_forward", "handle_torch_function"))

@@ -81,7 +81,7 @@ def untouched(
     modules = {id(m): m for root in roots for m in root.modules()}.values()
     kept = [_Memory(module) for module in modules]
     parameters = [p for module in modules for p in module.parameters(recurse=False)]
-    gradients = [(p, p.grad) for p in parameters]
+    gradients = [(p, p.grad, p.requires_grad) for p in parameters]
     generators = [(g, g.get_state()) for m in modules for g in _generators(m)]
     tensors = tensors_below(roots).values()
     counted = () if clone else tuple(t for t in tensors if not t.is_inference())
@@ -95,8 +95,10 @@ def untouched(
     finally:
         for memory in kept:
             memory.restore()
-        for parameter, gradient in gradients:
+        for parameter, gradient, requires_grad in gradients:
             parameter.grad = gradient
+            if parameter.requires_grad is not requires_grad:
+                parameter.requires_grad_(requires_grad)
         for generator, state in generators:
             generator.set_state(state)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from fxpasses.verify.compare import Difference, bit_equal, differences, worst
@@ -78,7 +78,7 @@ def check_form(
 def _form_differences(new: Any, old: Any, words: Sequence[str]) -> Iterator[str]:
     new_leaves, new_spec = tree_flatten_with_path(new)
     old_leaves, old_spec = tree_flatten_with_path(old)
-    if type(new) is not type(old) or new_spec != old_spec:
+    if _class(new) is not _class(old) or new_spec != old_spec:
         yield f"the outputs are structured as {new_spec}, not {old_spec}"
         return
     for (path, a), (_, b) in zip(new_leaves, old_leaves, strict=True):
@@ -87,8 +87,13 @@ def _form_differences(new: Any, old: Any, words: Sequence[str]) -> Iterator[str]
             yield f"output{place}: {mismatch}"
 
 
+def _class(value: Any) -> type:
+    """A returned parameter counts as a tensor: a run may put a stand-in in its place."""
+    return Tensor if isinstance(value, nn.Parameter) else type(value)
+
+
 def _leaf_form(new: Any, old: Any, words: Sequence[str]) -> Iterator[str]:
-    if type(new) is not type(old):
+    if _class(new) is not _class(old):
         yield f"a {type(new).__name__}, not a {type(old).__name__}"
         return
     if not isinstance(old, Tensor):

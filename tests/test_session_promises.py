@@ -1,0 +1,115 @@
+"""What `run` promises about models that write, ask or check in unusual places."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxpasses
+from fxpasses.errors import CaptureError
+
+X = torch.tensor([1.0, 2.0, 3.0])
+
+
+class WritesItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(2)
+        return x + self.weight
+
+
+class RenormalisesItsRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5, 3, max_norm=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows(x.long())
+
+
+class FreezesItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.weight.requires_grad_(False)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("model", [WritesItsWeight, RenormalisesItsRows, FreezesItsWeight])
+def test_the_weights_stay_as_they_are(model: type[nn.Module]) -> None:
+    module = model().eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    versions = [(p._version, p.requires_grad) for p in module.parameters()]
+
+    fxpasses.run(module, "inference", (X,))
+
+    assert [(p._version, p.requires_grad) for p in module.parameters()] == versions
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+
+
+class ReturnsItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, self.weight
+
+
+def test_a_parameter_may_be_returned() -> None:
+    model = ReturnsItsWeight().eval()
+    assert fxpasses.run(model, "inference", (X,))(X)[1] is model.weight
+
+
+class AsksForInferenceMode(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if torch.is_inference_mode_enabled() else x * 3
+
+
+def test_inference_mode_is_asked_for_at_each_call() -> None:
+    result = fxpasses.run(AsksForInferenceMode().eval(), "inference", (X,))
+    with torch.inference_mode():
+        inside = result(X)
+    torch.testing.assert_close((inside, result(X)), (X * 2, X * 3))
+
+
+class TellsTheOrder(nn.Module):
+    def forward(self, **values: Tensor) -> Tensor:
+        return sum(value * (place + 1) for place, value in enumerate(values.values()))
+
+
+def test_the_order_of_any_keywords_is_part_of_the_pattern() -> None:
+    model = TellsTheOrder().eval()
+    result = fxpasses.run(model, "inference", example_kwargs={"a": X, "b": X * 10})
+    torch.testing.assert_close(result(b=X * 10, a=X), model(b=X * 10, a=X))
+    assert fxpasses.report(result).calls["fallback"] == 1
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert_async((x == x).all())
+        return x * 2
+
+
+def test_an_assertion_on_data_stays() -> None:
+    result = fxpasses.run(Asserts().eval(), "inference", (X,))
+    with pytest.raises(RuntimeError):
+        result(torch.tensor([float("nan")] * 3))
+
+
+class CalledInItsOwnWay(nn.Module):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) + 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 3
+
+
+def test_a_model_with_a_call_of_its_own_is_refused() -> None:
+    with pytest.raises(CaptureError, match="overrides `__call__`"):
+        fxpasses.run(CalledInItsOwnWay().eval(), "inference", (X,))
