@@ -160,6 +160,7 @@ class World:
         self.files: dict[int, dict[str, Any]] = {}
         self._classes: dict[type, None] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._stored: set[str] | None = None
         for _, module in walk(root):
             self._visit(type(module))
             for hooks in ("_forward_hooks", "_forward_pre_hooks"):
@@ -209,15 +210,55 @@ class World:
                 if isinstance(value, types.FunctionType):
                     self._visit_function(value)
 
+    def _may_store(self, name: str) -> bool:
+        """Whether a function of the model's may write a global of this name."""
+        if self._stored is None:
+            codes = [function.__code__ for function in self._functions.values()]
+            self._stored = {stored for code in codes for stored in _stored_names(code)}
+        return name in self._stored or not _WRITES_ANY_NAME.isdisjoint(self._stored)
+
     def _make_places(self) -> Iterator[Place]:
         for names in self.files.values():
             label = f"global {names.get('__name__', '?')}."
-            yield Place(label, _reader(names), names.__setitem__, names.__delitem__)
+            yield _GlobalPlace(label, names, self._may_store)
         for kind in self._classes:
             yield _class_place(kind)
         for function in self._functions.values():
             if _has_state(function):
                 yield _closure_place(function)
+
+
+class _GlobalPlace(Place):
+    """The globals of a file. What the model's functions cannot write, other threads did."""
+
+    def __init__(self, label: str, names: dict[str, Any], may_store: Callable[[str], bool]) -> None:
+        def write(name: str, value: Any) -> None:
+            if may_store(name):
+                names[name] = value
+
+        def remove(name: str) -> None:
+            if may_store(name):
+                del names[name]
+
+        super().__init__(label, _reader(names), write, remove)
+
+
+_WRITES_ANY_NAME: Final = frozenset(("globals", "vars", "exec"))
+
+
+def _stored_names(code: types.CodeType) -> Iterator[str]:
+    """The globals that code writes, by name or as `file.name`, and what it calls to write any."""
+    owner = ""
+    for instruction in dis.get_instructions(code):
+        action, _, kind = instruction.opname.partition("_")
+        is_global = kind == "GLOBAL" or (kind == "ATTR" and owner == "LOAD_GLOBAL")
+        if action in ("STORE", "DELETE") and is_global:
+            yield instruction.argval
+        owner = instruction.opname
+    yield from _WRITES_ANY_NAME.intersection(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _stored_names(constant)
 
 
 def _reader(names: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:

@@ -1,9 +1,11 @@
 """Shapes, dtypes and devices at the sites, in the model's own dtype.
 
-A walk in float64 cannot see that a cast was dropped. Fake tensors can, at no cost.
+A walk in float64 cannot see that a cast was dropped, or that values pass through a coarser dtype
+on the way. Fake tensors can, at no cost.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpasses.core import VALUE, Numerics, Program, Region, TensorInfo
@@ -106,25 +109,34 @@ def check_dtypes(sites: Sequence[Site], program: Program, example: Probe) -> lis
 
 
 def _mismatch(site: Site, kinds: Kinds) -> str | None:
-    new = _kind_of_result(site.region, site.index, site.path, kinds)
+    new, coarsest = _kind_of_result(site.region, site.index, site.path, kinds)
     old_name = site.replacement.stands_for
     if old_name is not None:
-        old = kinds.of(site.path, old_name)
+        old, allowed = kinds.of(site.path, old_name), _coarsest_before(site, kinds)
     else:
         region, index = region_before(site)
-        old = _kind_of_result(region, index, site.path, kinds)
+        old, allowed = _kind_of_result(region, index, site.path, kinds)
     for a, b in zip(tree_leaves(new), tree_leaves(old), strict=True):
         if isinstance(a, TensorInfo) and isinstance(b, TensorInfo):
             for word in ("dtype", "device", "example_shape"):
                 if getattr(a, word) != getattr(b, word):
                     name = word.removeprefix("example_")
                     return f"the {name} is {getattr(a, word)}, not {getattr(b, word)}"
+    if coarsest is not None and _eps(coarsest) > max(_eps(allowed), *map(_eps, _dtypes(old)), 0):
+        return f"values pass through {coarsest} on the way, which the original's do not"
     return None
 
 
-def _kind_of_result(region: Region, index: int, path: str, kinds: Kinds) -> Any:
+def _kind_of_result(
+    region: Region, index: int, path: str, kinds: Kinds
+) -> tuple[Any, torch.dtype | None]:
+    """The kind of the result, and the coarsest dtype on the way where it is new to the region.
+
+    What goes into the region, and what it holds, may be as coarse as it is.
+    """
     borders = [kinds.of(path, name) for name in borders_read(region, index)]
     modules = [value for value in region.attributes.values() if isinstance(value, nn.Module)]
+    coarsest = _Coarsest()
     with (
         untouched(modules),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
@@ -132,7 +144,46 @@ def _kind_of_result(region: Region, index: int, path: str, kinds: Kinds) -> Any:
     ):
         held = tree_map_only(Tensor, mode.from_tensor, dict(region.attributes))
         faked = replace(region, attributes=held)
-        return _kind(run_region(faked, index, [_made(kind) for kind in borders]))
+        made = [_made(kind) for kind in borders]
+        with coarsest:
+            kind = _kind(run_region(faked, index, made))
+    own = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    known = max((_eps(d) for d in _dtypes([made, held, own])), default=0.0)
+    return kind, coarsest.dtype if _eps(coarsest.dtype) > known else None
+
+
+class _Coarsest(TorchDispatchMode):
+    """Notes the floating dtype of the least precision that an op returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype: torch.dtype | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.dtype = max((self.dtype, *_dtypes(out)), key=_eps)
+        return out
+
+
+def _coarsest_before(site: Site, kinds: Kinds) -> torch.dtype | None:
+    """The coarsest dtype of the captured nodes that the rewrite put something in the place of."""
+    names = {*site.applied.absorbed, *(one.old for one in site.applied.replacements)}
+    known: list[Any] = []
+    for name in names:
+        with suppress(KeyError):
+            known.append(kinds.of(site.path, name))
+    return max(_dtypes(known), key=_eps, default=None)
+
+
+def _dtypes(values: Any) -> list[torch.dtype]:
+    leaves = tree_leaves(values)
+    return [leaf.dtype for leaf in leaves if isinstance(leaf, Tensor | TensorInfo)]
+
+
+def _eps(dtype: torch.dtype | None) -> float:
+    """The relative precision of a floating dtype; 0 for others, which round in their own way."""
+    real = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+    return torch.finfo(dtype).eps if dtype is not None and real else 0.0
 
 
 def _made(kind: Any) -> Any:

@@ -1,11 +1,13 @@
 """Models that other threads call while one thread captures stay as they are."""
 
+import code
+import sys
 import threading
 
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture import capture
+from fxpasses.capture import OpaqueKind, capture
 
 CALLS = 2_000
 
@@ -47,6 +49,36 @@ def test_other_threads_call_models_meanwhile() -> None:
     thread.join()
     assert captures > 0
     assert wrong == []
+
+
+waiting, written = threading.Event(), threading.Event()
+of_another_thread, of_the_model = "before", "before"
+
+
+class WritesGlobal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        global of_the_model  # noqa: PLW0603
+        of_the_model = "written"
+        waiting.set()
+        written.wait(10)
+        return x + 1
+
+
+def test_globals_that_other_threads_write_meanwhile_are_left_alone() -> None:
+    # As the body of a script does, which is no function of the model's file.
+    script = "waiting.wait(10); of_another_thread = 'after'; written.set()"
+
+    def write() -> None:
+        code.InteractiveInterpreter(sys.modules[__name__].__dict__).runsource(script)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    captured = capture(WritesGlobal().eval(), (torch.ones(2),))
+    thread.join()
+
+    assert [leaf.kind for leaf in captured.opaque] == [OpaqueKind.PYTHON_STATE]
+    assert of_the_model == "before"
+    assert of_another_thread == "after"
 
 
 def test_two_threads_capture_at_once() -> None:
