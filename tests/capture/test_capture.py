@@ -17,6 +17,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from fxpasses.capture import (
     Capture,
     CapturedModule,
+    OpaqueKind,
     calls_of,
     capture,
     fallback_of,
@@ -142,6 +143,52 @@ def test_layers_of_other_packages_that_passes_know_stay_one_node() -> None:
         called = [str(n.target) for n in graph.graph.nodes if n.op == "call_module"]
         assert called == ["conv", "norm", "drop"]
         assert torch.equal(result_of(captured)(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # of tracing and of Dynamo itself
+@pytest.mark.parametrize("seal", ["script", "trace", "compile"])
+def test_buffers_of_compiled_modules_are_the_results_own(seal: str) -> None:
+    sealed: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "script": torch.jit.script,
+        "trace": lambda norm: torch.jit.trace(norm, X, check_trace=False),
+        "compile": lambda norm: torch.compile(norm, backend="eager"),
+    }
+    model = Around(sealed[seal](nn.BatchNorm1d(4))).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    held = list(model.state_dict(keep_vars=True).values())
+
+    captured = capture(model, (X,))
+    result = result_of(captured)
+    found = result(X)
+
+    assert [leaf.kind for leaf in captured.opaque] == [OpaqueKind.COMPILED]
+    kept = model.state_dict(keep_vars=True)
+    assert all(one is other for one, other in zip(held, kept.values(), strict=True))
+    assert all(torch.equal(value, before[name]) for name, value in kept.items())
+    assert list(result.state_dict()) == list(before)
+    assert all(a is b for a, b in zip(result.parameters(), model.parameters(), strict=True))
+    assert torch.equal(found, model(X))
+    theirs = model.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in result.state_dict().items())
+
+
+def test_graph_and_own_code_share_the_state_of_what_lies_below_an_opaque_module() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.counter = nn.Linear(4, 4), Counting()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.counter(self.layer(x))
+            return y if y.sum() > -1e9 else -y
+
+    model = Around(Parent()).eval()
+    result = result_of(capture(model, (X,)))
+    for made, own in ((result, model), (copy.deepcopy(result), copy.deepcopy(model))):
+        for call in (X, X[None], X, X[None], X):
+            assert torch.equal(made(call), own(call))
+    assert calls_of(result)["graph"] == 3
+    assert calls_of(result)["fallback"] == 2
 
 
 class TestOpaqueModules:
