@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxpasses
-from fxpasses.errors import CaptureError
+from fxpasses.errors import ArgumentError, CaptureError, PipelineError
 
 PASSES = "fuse_conv_bn,constant_fold,dce"
 IMAGE = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -249,3 +249,43 @@ def test_a_forward_that_writes_a_global() -> None:
     CALLS.clear()
     assert torch.equal(fast(IMAGE), model(IMAGE))
     assert len(CALLS) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"training": "yes"},
+        {"training": 1},
+        {"registry": "dce"},
+        {"copy": "no"},
+        {"fallback": "no"},
+        {"guard_weights": "off"},
+        {"stop_after": "1"},
+        {"stop_after": -1},
+        {"stop_after": 1.5},
+        {"stop_after": True},
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_refused(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ArgumentError, match=f"{name}={value!r}"):
+        fxpasses.run(nn.Linear(2, 2).eval(), "dce", (torch.ones(1, 2),), **wrong)
+
+
+class Nameless(fxpasses.GraphPass):
+    """Declares nothing."""
+
+    def steps(self, module, facts):
+        return iter(())
+
+
+@pytest.mark.parametrize("item", [Nameless(), Nameless, fxpasses.GraphPass])
+def test_a_pass_must_declare_its_name(item: Any) -> None:
+    with pytest.raises(PipelineError, match=r"does not declare|is no pass"):
+        fxpasses.run(nn.Linear(2, 2).eval(), [item], (torch.ones(1, 2),))
+
+
+def test_a_bare_tensor_is_the_one_argument_of_capture() -> None:
+    captured = fxpasses.capture(nn.Linear(2, 2).eval(), torch.ones(1, 2))
+    assert list(captured.program.graphs) == [""]

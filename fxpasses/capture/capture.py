@@ -94,7 +94,8 @@ def capture(
 
     Args:
         model: Any module. Nothing of it is changed, nor are the arguments or any random state.
-        args: The positional arguments of an example call; None for tracing by names alone.
+        args: The positional arguments of an example call, or the one tensor; None for tracing by
+            names alone.
         kwargs: Its keyword arguments.
         sizes: `guards`: branches on sizes become checks at run time. `kinds`: they are opaque.
         leaf_functions: Functions, or names such as `einops.*`, that stay one node.
@@ -105,9 +106,8 @@ def capture(
             whole, or it raises on the example itself.
     """
     check_model(model)
-    example = (
-        None if args is None and kwargs is None else Arguments(tuple(args or ()), kwargs or {})
-    )
+    given = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+    example = None if args is None and kwargs is None else Arguments(given, kwargs or {})
     # Torch imports it on first use of a dispatch mode, and what it then keeps of Python's builtins
     # must not be what the tracer has put in their place.
     importlib.import_module("torch._dynamo")

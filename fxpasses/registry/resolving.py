@@ -1,5 +1,6 @@
 """From entries to passes: names looked up, options checked, pipelines expanded."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -141,12 +142,25 @@ class Resolving:
             for item in value.items:
                 self._give(inner, item, place)
         elif isinstance(value, GraphPass | ForeignPass):
-            draft.items.append(value)
+            draft.items.append(_declared(value, place))
         elif isinstance(value, type) and issubclass(value, GraphPass):
-            draft.items.append(made(value, {}, place))
+            if inspect.isabstract(value):
+                raise PipelineError(f"{place} is {value.__name__}, which is no pass but their base")
+            draft.items.append(_declared(made(value, {}, place), place))
         elif callable(value) and not isinstance(value, type):
             draft.items.append(foreign(value))
         else:
             raise PipelineError(
                 f"{place} is {value!r}, which is neither a name, a pass nor a function"
             )
+
+
+def _declared(item: Pass, place: str) -> Pass:
+    """The pass, if it says what every pass must."""
+    missing = [word for word in ("name", "numerics") if not hasattr(item, word)]
+    if missing:
+        words = " and ".join(missing)
+        raise PipelineError(
+            f"{place}: {type(item).__name__} does not declare its {words}: set that on the class"
+        )
+    return item

@@ -13,7 +13,15 @@ from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import as_call, require_module
 from fxpasses.session.placement import device_of
-from fxpasses.session.settings import Settings, identifiers, level_of, on_failure_of
+from fxpasses.session.settings import (
+    Settings,
+    count_of,
+    flag,
+    identifiers,
+    level_of,
+    on_failure_of,
+    registry_of,
+)
 from fxpasses.session.stages import Request, Session
 
 
@@ -64,18 +72,20 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
     """
     request = Request(
         model=require_module(model),
-        registry=registry or Registry.default(),
+        registry=registry_of(registry),
         call=as_call(example_inputs, example_kwargs),
         settings=Settings(
-            training=model.training if training is None else training,
+            training=_mode_of(model, training),
             level=level_of(verify),
             on_failure=on_failure_of(on_failure),
             skip=identifiers(skip, "skip"),
             only=None if only is None else identifiers(only, "only"),
-            stop_after=stop_after,
+            stop_after=count_of(stop_after, "stop_after"),
         ),
     )
     device = device_of(target)
+    copy, fallback = flag(copy, "copy"), flag(fallback, "fallback")
+    guard_weights = flag(guard_weights, "guard_weights")
     session = Session(request, request.registry.resolve(passes))
     with surroundings_kept():
         session.place(device, copy=copy)
@@ -104,10 +114,10 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     """What `run` would do, as a record: the passes run on a fork that is thrown away."""
     request = Request(
         model=require_module(model),
-        registry=registry or Registry.default(),
+        registry=registry_of(registry),
         call=as_call(example_inputs, example_kwargs),
         settings=Settings(
-            training=model.training if training is None else training,
+            training=_mode_of(model, training),
             skip=identifiers(skip, "skip"),
             only=None if only is None else identifiers(only, "only"),
         ),
@@ -118,3 +128,7 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     with surroundings_kept():
         session.optimise(session.capture())
     return session.record
+
+
+def _mode_of(model: object, training: object) -> bool:
+    return require_module(model).training if training is None else flag(training, "training")

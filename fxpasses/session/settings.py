@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 from fxpasses.core import Gate
 from fxpasses.errors import ArgumentError
+from fxpasses.registry import Registry
 from fxpasses.verify.check import Level
 
 OnFailure = Literal["raise", "skip"]
@@ -50,6 +51,41 @@ def on_failure_of(choice: object) -> OnFailure:
     if choice in ("raise", "skip"):
         return choice
     raise ArgumentError(f'on_failure={choice!r}: pass "raise" or "skip"')
+
+
+def flag(choice: object, argument: str) -> bool:
+    """A yes or no.
+
+    Raises:
+        ArgumentError: it is neither True nor False; any other value would count as one of them.
+    """
+    if isinstance(choice, bool):
+        return choice
+    raise ArgumentError(f"{argument}={choice!r}: pass True or False")
+
+
+def count_of(choice: object, argument: str) -> int | None:
+    """A number of rewrites, or None for no bound.
+
+    Raises:
+        ArgumentError: it is no whole number, or a negative one.
+    """
+    if choice is None or (type(choice) is int and choice >= 0):
+        return choice
+    raise ArgumentError(f"{argument}={choice!r}: pass a number of rewrites, 0 or more, or None")
+
+
+def registry_of(choice: object) -> Registry:
+    """Where names are looked up; the default registry for None.
+
+    Raises:
+        ArgumentError: it is no `Registry`.
+    """
+    if choice is None:
+        return Registry.default()
+    if isinstance(choice, Registry):
+        return choice
+    raise ArgumentError(f"registry={choice!r}: pass a fxpasses.Registry, or None for the default")
 
 
 def identifiers(names: object, argument: str) -> frozenset[str]:
