@@ -1,5 +1,9 @@
 """What `run` promises about models that write, ask or check in unusual places."""
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -113,3 +117,19 @@ class CalledInItsOwnWay(nn.Module):
 def test_a_model_with_a_call_of_its_own_is_refused() -> None:
     with pytest.raises(CaptureError, match="overrides `__call__`"):
         fxpasses.run(CalledInItsOwnWay().eval(), "inference", (X,))
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))],
+    ids=["copy", "pickle"],
+)
+def test_a_result_for_training_runs_in_both_modes(
+    moved: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).train()
+    x = torch.randn(4, 3)
+    result = moved(fxpasses.run(model, ["dce"], (x,)))
+    torch.testing.assert_close(result(x), model(x))
+    torch.testing.assert_close(result.eval()(x), model.eval()(x))
+    torch.testing.assert_close(result.train()(x), model.train()(x))

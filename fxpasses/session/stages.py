@@ -7,7 +7,14 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxpasses.capture import Capture, capture, entry_of, finish, infer_arguments
+from fxpasses.capture import (
+    Capture,
+    capture,
+    entry_of,
+    finish,
+    infer_arguments,
+    pickle_fallback,
+)
 from fxpasses.core import Group, Program, Record
 from fxpasses.core.record import CaptureRecord, OpaqueRecord
 from fxpasses.errors import FxPassesWarning, TrainingModeWarning, UnverifiedWarning
@@ -114,6 +121,9 @@ class Session:
             mode_reasons(attempt.runs, training=self.request.settings.training),
         )
         entry_of(result).guard_weights = guard_weights
+        if self.request.settings.training:
+            # Whoever trains a model evaluates it in between, which its own code does.
+            pickle_fallback(result)
         result.meta[META] = self.record.as_dict()
         return result
 
