@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
 
 import fxpasses
-from fxpasses.errors import CaptureError
+from fxpasses.errors import CaptureError, VerificationError
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -133,3 +134,30 @@ def test_a_result_for_training_runs_in_both_modes(
     torch.testing.assert_close(result(x), model(x))
     torch.testing.assert_close(result.eval()(x), model.eval()(x))
     torch.testing.assert_close(result.train()(x), model.train()(x))
+
+
+class Block(nn.Module):
+    """Its convolution is called once, or twice with a norm on one of the ways."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.shared = shared
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+        nn.init.normal_(self.norm.running_mean)
+        nn.init.uniform_(self.norm.running_var, 0.1, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return y + self.conv(x) if self.shared else y
+
+
+def test_weights_that_a_foreign_pass_rounded_raise_no_alarm() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    result = fxpasses.run(Block(shared=False).eval(), [fuse], (x,))
+    assert fxpasses.report(result).record.verification.ok
+
+
+def test_a_foreign_pass_that_is_wrong_is_named() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(VerificationError, match="fuse"):
+        fxpasses.run(Block(shared=True).eval(), [fuse], (x,))

@@ -24,6 +24,10 @@ class PassRun(Protocol):
 
     @property
     def numerics(self) -> Numerics: ...
+    @property
+    def foreign(self) -> bool:
+        """Whether it is a callable that edits graphs in its own way, and keeps no rewrites."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

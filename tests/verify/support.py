@@ -38,6 +38,7 @@ class Done:
     record: PassRecord
     applied: dict[str, list[Applied]]
     numerics: Numerics
+    foreign: bool = False
 
 
 class NoFacts:
