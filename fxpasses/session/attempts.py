@@ -20,6 +20,7 @@ from fxpasses.core import (
     Step,
 )
 from fxpasses.core.record import PassRecord
+from fxpasses.errors import FxPassesError, VerificationError
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.search import first_bad
@@ -135,9 +136,8 @@ class Attempts:
         kept = [run for run in runs if run.record.position not in left_out]
         return Attempt(program, kept)
 
-    def _verify(self, attempt: Attempt) -> Attempt:
-        start = time.perf_counter()
-        verdict = check(
+    def _check(self, attempt: Attempt) -> Verdict:
+        return check(
             self.captured.program,
             attempt.program,
             attempt.runs,
@@ -146,6 +146,18 @@ class Attempts:
             level=self.settings.level or "sites",
             training=self.settings.training,
         )
+
+    def _verify(self, attempt: Attempt) -> Attempt:
+        start = time.perf_counter()
+        try:
+            verdict = self._check(attempt)
+        except FxPassesError:
+            raise
+        except Exception as error:
+            raise VerificationError(
+                f"verification was broken off: a run raised {type(error).__name__}: {error}. Use "
+                "verify=False for a result that was not checked"
+            ) from error
         self.seconds["verify"] += time.perf_counter() - start
         return replace(attempt, verdict=verdict)
 

@@ -87,7 +87,14 @@ class Session:
 
     def _note_coverage(self, captured: Capture) -> None:
         # Costs a forward where anything is opaque, which an unverified run does not ask for.
-        covered = captured.coverage()
+        try:
+            covered = captured.coverage()
+        except Exception as error:  # whatever a model raises when it is run again
+            text = (
+                f"coverage is not known: the model raises {type(error).__name__} without gradients"
+            )
+            self.record.capture.notes.append(text)
+            return
         if covered is not None:
             self.record.capture.calls_covered = covered.calls
             self.record.capture.flops_covered = covered.flops
@@ -148,7 +155,7 @@ class Session:
     def _look_for_trouble(self, attempt: Attempt) -> None:
         verdict = attempt.verdict
         if verdict is not None and verdict.record.ok is None:
-            self._unverified("; ".join(verdict.record.notes) or "the result is not comparable")
+            self._unverified("; ".join(verdict.record.notes) or "the result is not comparable", "")
         refusals = [refusal for run in attempt.runs for refusal in run.record.refusals]
         because = [one for one in refusals if one.condition in _REFUSED_IN_TRAINING]
         if self.model.training and because:
@@ -158,9 +165,10 @@ class Session:
             )
             self.warnings.append(TrainingModeWarning(text))
 
-    def _unverified(self, reason: str) -> None:
-        text = f"the result is not verified: {reason}. Pass example_inputs=(...) of one call"
-        self.warnings.append(UnverifiedWarning(text))
+    def _unverified(
+        self, reason: str, remedy: str = ". Pass example_inputs=(...) of one call"
+    ) -> None:
+        self.warnings.append(UnverifiedWarning(f"the result is not verified: {reason}{remedy}"))
 
 
 def _nodes(program: Program) -> int:
