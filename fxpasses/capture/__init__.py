@@ -5,9 +5,7 @@ from fxpasses.capture.capture import Capture, Reference, capture
 from fxpasses.capture.coverage import Coverage
 from fxpasses.capture.example import infer_arguments
 from fxpasses.capture.fork import finish, fork
-from fxpasses.capture.own_tensors import OwnTensors
-from fxpasses.capture.request import Opaque, OpaqueKind
-from fxpasses.capture.result import (
+from fxpasses.capture.result.module import (
     CapturedModule,
     calls_of,
     entry_of,
@@ -16,7 +14,9 @@ from fxpasses.capture.result import (
     pickle_fallback,
     release,
 )
-from fxpasses.capture.twin import Twin, twin
+from fxpasses.capture.tracing.request import Opaque, OpaqueKind
+from fxpasses.capture.twins.own_tensors import OwnTensors
+from fxpasses.capture.twins.twin import Twin, twin
 
 __all__ = [
     "Arguments",

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fxpasses.capture.forms import tensors_of
 from fxpasses.capture.inside import memory_of
+from fxpasses.capture.result.forms import tensors_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,13 +16,12 @@ from torch.fx import Graph
 from fxpasses.capture.admission import check_model, children_of
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
-from fxpasses.capture.entry import Entry, own_function
 from fxpasses.capture.inside import attributes_of, is_sealed
-from fxpasses.capture.own_tensors import OwnTensors
-from fxpasses.capture.pattern import Pattern
-from fxpasses.capture.result import CapturedModule, around, entry_of, install
+from fxpasses.capture.result.entry import Entry, own_function
+from fxpasses.capture.result.module import CapturedModule, around, entry_of, install
+from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.retraced import STAND_INS, bare, captured_before, show_guards
-from fxpasses.capture.tracer import (
+from fxpasses.capture.tracing.tracer import (
     Call,
     Opaque,
     OpaqueKind,
@@ -32,7 +31,8 @@ from fxpasses.capture.tracer import (
     Untraceable,
     trace,
 )
-from fxpasses.capture.twin import twin
+from fxpasses.capture.twins.own_tensors import OwnTensors
+from fxpasses.capture.twins.twin import twin
 from fxpasses.core import Program
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import CaptureError

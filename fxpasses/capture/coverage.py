@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fxpasses.capture.arguments import Arguments
-from fxpasses.capture.own_tensors import OwnTensors
-from fxpasses.capture.twin import twin
+from fxpasses.capture.twins.own_tensors import OwnTensors
+from fxpasses.capture.twins.twin import twin
 
 # The code that torch generates from graphs; frames of torch and of this package pass calls on.
 _GENERATED: Final = "<eval_with_key>"

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.inside import all_modules, attributes_of, is_sealed
-from fxpasses.capture.own_tensors import OwnTensors
-from fxpasses.capture.twin import twin
+from fxpasses.capture.twins.own_tensors import OwnTensors
+from fxpasses.capture.twins.twin import twin
 from fxpasses.core.surroundings import surroundings_kept
 
 # Smallest first: what a model rejects for its size, it rejects early.

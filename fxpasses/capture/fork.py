@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from fxpasses.capture.entry import Calls, Entry
 from fxpasses.capture.inside import (
     HOOK_DICTS,
     attributes_of,
@@ -13,8 +12,9 @@ from fxpasses.capture.inside import (
     modules_of,
     parameters_of,
 )
-from fxpasses.capture.result import CapturedModule, entry_of, generate_code
-from fxpasses.capture.twin import Twin, twin
+from fxpasses.capture.result.entry import Calls, Entry
+from fxpasses.capture.result.module import CapturedModule, entry_of, generate_code
+from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import Program, Watch
 
 

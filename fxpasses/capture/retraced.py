@@ -11,11 +11,11 @@ from typing import Any, Final
 from torch import nn
 from torch.fx import Graph, GraphModule
 
-from fxpasses.capture import guards
 from fxpasses.capture.arguments import Arguments
-from fxpasses.capture.entry import Forward
 from fxpasses.capture.inside import all_modules, attributes_of
-from fxpasses.capture.result import CapturedModule, entry_of
+from fxpasses.capture.result import guards
+from fxpasses.capture.result.entry import Forward
+from fxpasses.capture.result.module import CapturedModule, entry_of
 
 
 def guard(value: Any, expected: Any) -> None:

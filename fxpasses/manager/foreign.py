@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from fxpasses.capture.graphs import copy_graph
+from fxpasses.capture.twins.graphs import copy_graph
 from fxpasses.core import ForeignPass, Program
 from fxpasses.core.snapshot import Snapshot
 from fxpasses.errors import PassError

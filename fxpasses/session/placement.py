@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fxpasses.capture.twin import twin
+from fxpasses.capture.twins.twin import twin
 from fxpasses.errors import ArgumentError, TargetError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule  # noqa: TC002  read where annotations are
 
-from fxpasses.capture.entry import Forward
-from fxpasses.capture.result import CapturedModule, entry_of
+from fxpasses.capture.result.entry import Forward
+from fxpasses.capture.result.module import CapturedModule, entry_of
 from fxpasses.core import Program
 from fxpasses.core.record import VerificationRecord
 from fxpasses.verify.findings import Findings

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.capture.result import CapturedModule, entry_of
+from fxpasses.capture.result.module import CapturedModule, entry_of
 from fxpasses.core import Program, attribute
 
 Environment = dict[Node, Any]

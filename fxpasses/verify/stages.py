@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fxpasses.capture.guards import GuardMiss
+from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.core import Numerics, Program
 from fxpasses.verify.blame import blames_of, fill_record, unverified
 from fxpasses.verify.compare import differences, worst

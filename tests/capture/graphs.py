@@ -5,11 +5,11 @@ from typing import Any
 from torch import nn
 from torch.fx import symbolic_trace
 
-from fxpasses.capture.entry import Entry
-from fxpasses.capture.own_tensors import OwnTensors
-from fxpasses.capture.pattern import Pattern
-from fxpasses.capture.result import CapturedModule
-from fxpasses.capture.twin import twin
+from fxpasses.capture.result.entry import Entry
+from fxpasses.capture.result.module import CapturedModule
+from fxpasses.capture.result.pattern import Pattern
+from fxpasses.capture.twins.own_tensors import OwnTensors
+from fxpasses.capture.twins.twin import twin
 from fxpasses.core import Program
 
 

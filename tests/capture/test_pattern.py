@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.pattern import Pattern
+from fxpasses.capture.result.pattern import Pattern
 
 X = torch.ones(2, 3)
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 import torchvision.ops as vision
 from torch import Tensor, fx, nn
 
-from fxpasses.capture.structures import map_leaves
-from fxpasses.capture.tracer import OpaqueKind
+from fxpasses.capture.tracing.structures import map_leaves
+from fxpasses.capture.tracing.tracer import OpaqueKind
 from tests.capture.tracing import module, run, same, traced
 
 X = torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8) / 100 - 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.tracer import OpaqueKind
+from fxpasses.capture.tracing.tracer import OpaqueKind
 from tests.capture.tracing import module, run, same, traced
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)

@@ -13,8 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxpasses.capture.guards import GuardMiss, check_len, guard, require_structure, structure_of
-from fxpasses.capture.tracer import CAPTURE_LOCK, OpaqueKind, Request, trace
+from fxpasses.capture.result.guards import (
+    GuardMiss,
+    check_len,
+    guard,
+    require_structure,
+    structure_of,
+)
+from fxpasses.capture.tracing.tracer import CAPTURE_LOCK, OpaqueKind, Request, trace
 from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR, VALUE, TensorInfo
 from fxpasses.errors import GuardError
 from tests.capture.tracing import module, run, same, traced

@@ -16,7 +16,7 @@ from torch import Tensor, manual_seed, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from fxpasses.capture.tracer import OpaqueKind
+from fxpasses.capture.tracing.tracer import OpaqueKind
 from tests.capture.tracing import Outer, Result, run, same, traced
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

@@ -12,8 +12,8 @@ from torch.fx import symbolic_trace
 from torch.nn.utils import parametrizations, parametrize
 
 from fxpasses.capture.inside import all_modules
-from fxpasses.capture.own_tensors import OwnTensors
-from fxpasses.capture.twin import twin
+from fxpasses.capture.twins.own_tensors import OwnTensors
+from fxpasses.capture.twins.twin import twin
 
 
 class Pair(NamedTuple):

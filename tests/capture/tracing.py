@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses.capture.guards import GuardMiss
-from fxpasses.capture.tracer import OpaqueKind, Outside, Request, Trace, Untraceable, trace
+from fxpasses.capture.result.guards import GuardMiss
+from fxpasses.capture.tracing.tracer import OpaqueKind, Outside, Request, Trace, Untraceable, trace
 
 
 def module(forward: Any, **attributes: Any) -> nn.Module:

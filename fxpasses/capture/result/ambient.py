@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fxpasses.capture.forms import Difference
+from fxpasses.capture.result.forms import Difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fxpasses.capture.forms import Args, Kwargs
-from fxpasses.capture.graphs import is_picklable
-from fxpasses.capture.guards import GuardMiss
 from fxpasses.capture.inside import attributes_of
-from fxpasses.capture.pattern import Pattern
+from fxpasses.capture.result.forms import Args, Kwargs
+from fxpasses.capture.result.guards import GuardMiss
+from fxpasses.capture.result.pattern import Pattern
+from fxpasses.capture.twins.graphs import is_picklable
 from fxpasses.core import Watch
 from fxpasses.errors import GuardError, ModeError, StaleWeightsError
 
 if TYPE_CHECKING:
-    from fxpasses.capture.twin import Twin
+    from fxpasses.capture.twins.twin import Twin
 
 GraphCall = Callable[..., Any]
 

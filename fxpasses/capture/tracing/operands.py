@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.capture.memory import Memory
-from fxpasses.capture.proxies import VALUE_TYPES, Shape, Value
-from fxpasses.capture.structures import children_of, rebuilt
-from fxpasses.capture.values import UNKNOWN, Taint
+from fxpasses.capture.tracing.memory import Memory
+from fxpasses.capture.tracing.proxies import VALUE_TYPES, Shape, Value
+from fxpasses.capture.tracing.structures import children_of, rebuilt
+from fxpasses.capture.tracing.values import UNKNOWN, Taint
 
 
 class Outcome:

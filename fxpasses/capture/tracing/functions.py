@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from fxpasses.capture.calls import IN_PLACE
-from fxpasses.capture.internals import ScriptMethod
-from fxpasses.capture.proxies import Made, Shape, Size, Value, find_value
-from fxpasses.capture.request import OpaqueKind
-from fxpasses.capture.values import (
+from fxpasses.capture.result.calls import IN_PLACE
+from fxpasses.capture.tracing.internals import ScriptMethod
+from fxpasses.capture.tracing.proxies import Made, Shape, Size, Value, find_value
+from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.values import (
     FIXED_METHODS,
     REFUSED_METHODS,
     RESHAPES_IN_PLACE,
@@ -21,7 +21,7 @@ from fxpasses.capture.values import (
 )
 
 if TYPE_CHECKING:
-    from fxpasses.capture.recorder import Recorder
+    from fxpasses.capture.tracing.recorder import Recorder
 
 # Functions of no tensor whose effect or answer is Python's, not the graph's.
 _NATIVE: Final = frozenset(

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxpasses.capture.internals import OPERATIONS
-from fxpasses.capture.names import is_identifier
-from fxpasses.capture.proxies import VALUE_TYPES, Made, Shape
-from fxpasses.capture.refusal import Refusal
-from fxpasses.capture.request import OpaqueKind
-from fxpasses.capture.structures import PLAIN, is_named_tuple, is_record
+from fxpasses.capture.tracing.internals import OPERATIONS
+from fxpasses.capture.tracing.names import is_identifier
+from fxpasses.capture.tracing.proxies import VALUE_TYPES, Made, Shape
+from fxpasses.capture.tracing.refusal import Refusal
+from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.structures import PLAIN, is_named_tuple, is_record
 
 
 class Sink(Protocol):

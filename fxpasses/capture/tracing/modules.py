@@ -8,23 +8,23 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxpasses.capture.attributes import AttributeTracer
-from fxpasses.capture.guards import check_structure, require_structure, structure_of
-from fxpasses.capture.internals import (
+from fxpasses.capture.result.guards import check_structure, require_structure, structure_of
+from fxpasses.capture.tracing.attributes import AttributeTracer
+from fxpasses.capture.tracing.internals import (
     is_grad_enabled,
     last_node,
     set_grad_enabled,
 )
-from fxpasses.capture.journal import ModuleState
-from fxpasses.capture.memory import Checkpoint
-from fxpasses.capture.names import is_identifier
-from fxpasses.capture.paths import Paths, is_compiled, is_leaf, is_parametrized
-from fxpasses.capture.refusal import Refusal, definition_of, explain, unbound_method
-from fxpasses.capture.request import Call, Opaque, OpaqueKind, Request
-from fxpasses.capture.running import run_module
-from fxpasses.capture.structures import Containers, stateful
-from fxpasses.capture.values import UNKNOWN, is_leaf_tensor_module
-from fxpasses.capture.watch import RandomStates, Readers, World, stored_attributes
+from fxpasses.capture.tracing.journal import ModuleState
+from fxpasses.capture.tracing.memory import Checkpoint
+from fxpasses.capture.tracing.names import is_identifier
+from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, is_parametrized
+from fxpasses.capture.tracing.refusal import Refusal, definition_of, explain, unbound_method
+from fxpasses.capture.tracing.request import Call, Opaque, OpaqueKind, Request
+from fxpasses.capture.tracing.running import run_module
+from fxpasses.capture.tracing.structures import Containers, stateful
+from fxpasses.capture.tracing.values import UNKNOWN, is_leaf_tensor_module
+from fxpasses.capture.tracing.watch import RandomStates, Readers, World, stored_attributes
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Running such a module again would change something that the trace cannot put back.

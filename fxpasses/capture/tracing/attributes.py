@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.internals import parameters_of, torch_state
-from fxpasses.capture.journal import AttributeWrites, is_registry, is_same_write
-from fxpasses.capture.paths import Paths
-from fxpasses.capture.proxies import Value
-from fxpasses.capture.recorder import Recorder
-from fxpasses.capture.request import OpaqueKind, Request
-from fxpasses.capture.sealed import ScriptBuffers
-from fxpasses.capture.values import UNKNOWN
+from fxpasses.capture.tracing.internals import parameters_of, torch_state
+from fxpasses.capture.tracing.journal import AttributeWrites, is_registry, is_same_write
+from fxpasses.capture.tracing.paths import Paths
+from fxpasses.capture.tracing.proxies import Value
+from fxpasses.capture.tracing.recorder import Recorder
+from fxpasses.capture.tracing.request import OpaqueKind, Request
+from fxpasses.capture.tracing.values import UNKNOWN
+from fxpasses.capture.twins.sealed import ScriptBuffers
 
 
 class AttributeTracer(Recorder):

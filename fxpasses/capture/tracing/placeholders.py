@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from fxpasses.capture.names import is_identifier
-from fxpasses.capture.proxies import Made, Value
-from fxpasses.capture.recorder import Recorder
-from fxpasses.capture.request import OpaqueKind
-from fxpasses.capture.structures import PLAIN, children_of, element, rebuilt, stateful
-from fxpasses.capture.values import UNKNOWN, Taint
+from fxpasses.capture.tracing.names import is_identifier
+from fxpasses.capture.tracing.proxies import Made, Value
+from fxpasses.capture.tracing.recorder import Recorder
+from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.structures import PLAIN, children_of, element, rebuilt, stateful
+from fxpasses.capture.tracing.values import UNKNOWN, Taint
 
 _PLAIN_TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
 

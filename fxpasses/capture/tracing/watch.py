@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from fxpasses.capture.internals import REGION_NAMES
-from fxpasses.capture.journal import Held, hold, same_attributes
-from fxpasses.capture.paths import walk
-from fxpasses.capture.structures import refill, same_content
+from fxpasses.capture.tracing.internals import REGION_NAMES
+from fxpasses.capture.tracing.journal import Held, hold, same_attributes
+from fxpasses.capture.tracing.paths import walk
+from fxpasses.capture.tracing.structures import refill, same_content
 
 
 def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:

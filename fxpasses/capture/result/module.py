@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 
-from fxpasses.capture.entry import Calls, Entry, Forward, own_forward
-from fxpasses.capture.graphs import FrozenGraph, copy_graph, freeze, thaw
 from fxpasses.capture.inside import all_modules, attributes_of
-from fxpasses.capture.unshare import convert
+from fxpasses.capture.result.entry import Calls, Entry, Forward, own_forward
+from fxpasses.capture.result.unshare import convert
+from fxpasses.capture.twins.graphs import FrozenGraph, copy_graph, freeze, thaw
 from fxpasses.core import Watch
 
 # What every module has, and what is one object in a captured module and in the module it is of.

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.names import is_safe_atom, is_safe_path
-from fxpasses.capture.structures import PLAIN, held_by
+from fxpasses.capture.tracing.names import is_safe_atom, is_safe_path
+from fxpasses.capture.tracing.structures import PLAIN, held_by
 from fxpasses.ops import op_of_module
 
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

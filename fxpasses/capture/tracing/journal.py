@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from fxpasses.capture.structures import PLAIN, held_by, refill, same_content, snapshot
+from fxpasses.capture.tracing.structures import PLAIN, held_by, refill, same_content, snapshot
 
 BASE_KEYS: Final = frozenset(nn.Module().__dict__)
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpasses.capture.internals import (
+from fxpasses.capture.tracing.internals import (
     generator_states,
     modes_off,
     schema_of,
     set_generator_states,
 )
-from fxpasses.capture.memory import Memory
-from fxpasses.capture.refusal import Refusal
-from fxpasses.capture.request import OpaqueKind
+from fxpasses.capture.tracing.memory import Memory
+from fxpasses.capture.tracing.refusal import Refusal
+from fxpasses.capture.tracing.request import OpaqueKind
 
 
 class Host(Protocol):

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from fxpasses.capture.deep import run_deep
-from fxpasses.capture.internals import recompile_if_lazy
-from fxpasses.capture.modes import DispatchMode, FunctionMode, GeneratorStates
-from fxpasses.capture.modules import ModuleTracer, has_global_hooks
-from fxpasses.capture.patches import CAPTURE_LOCK, Replacements
-from fxpasses.capture.paths import Paths, is_compiled, walk
-from fxpasses.capture.placeholders import Inputs
-from fxpasses.capture.refusal import explain, unbound_method
-from fxpasses.capture.request import (
+from fxpasses.capture.tracing.deep import run_deep
+from fxpasses.capture.tracing.internals import recompile_if_lazy
+from fxpasses.capture.tracing.modes import DispatchMode, FunctionMode, GeneratorStates
+from fxpasses.capture.tracing.modules import ModuleTracer, has_global_hooks
+from fxpasses.capture.tracing.patches import CAPTURE_LOCK, Replacements
+from fxpasses.capture.tracing.paths import Paths, is_compiled, walk
+from fxpasses.capture.tracing.placeholders import Inputs
+from fxpasses.capture.tracing.refusal import explain, unbound_method
+from fxpasses.capture.tracing.request import (
     Call,
     Opaque,
     OpaqueKind,
@@ -25,9 +25,9 @@ from fxpasses.capture.request import (
     Trace,
     Untraceable,
 )
-from fxpasses.capture.running import run_module
-from fxpasses.capture.structures import map_leaves
-from fxpasses.capture.watch import RandomStates, World
+from fxpasses.capture.tracing.running import run_module
+from fxpasses.capture.tracing.structures import map_leaves
+from fxpasses.capture.tracing.watch import RandomStates, World
 
 __all__ = [
     "CAPTURE_LOCK",

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.capture.internals import frame
-from fxpasses.capture.request import OpaqueKind
+from fxpasses.capture.tracing.internals import frame
+from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.core.values import Source
 
 _OURS = str(Path(fxpasses.__file__).parent) + "/"

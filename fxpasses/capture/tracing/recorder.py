@@ -10,37 +10,37 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from fxpasses.capture.calls import IN_PLACE, attribute, call_method, power
-from fxpasses.capture.encoding import Encoder
-from fxpasses.capture.functions import assign, call_tensor_method, torch_function
-from fxpasses.capture.guards import check_len, check_unpack, guard
-from fxpasses.capture.internals import (
+from fxpasses.capture.result.calls import IN_PLACE, attribute, call_method, power
+from fxpasses.capture.result.guards import check_len, check_unpack, guard
+from fxpasses.capture.tracing.encoding import Encoder
+from fxpasses.capture.tracing.functions import assign, call_tensor_method, torch_function
+from fxpasses.capture.tracing.internals import (
     erase_behind,
     is_erased,
     reserve_name,
     set_grad_enabled,
     torch_state,
 )
-from fxpasses.capture.memory import Memory
-from fxpasses.capture.names import is_identifier
-from fxpasses.capture.operands import Operands, Outcome
-from fxpasses.capture.paths import Paths
-from fxpasses.capture.proxies import (
+from fxpasses.capture.tracing.memory import Memory
+from fxpasses.capture.tracing.names import is_identifier
+from fxpasses.capture.tracing.operands import Operands, Outcome
+from fxpasses.capture.tracing.paths import Paths
+from fxpasses.capture.tracing.proxies import (
     VALUE_TYPES,
     Made,
     Value,
     count_unpacked_next,
 )
-from fxpasses.capture.refusal import Refusal, here
-from fxpasses.capture.request import OpaqueKind, Request
-from fxpasses.capture.structures import (
+from fxpasses.capture.tracing.refusal import Refusal, here
+from fxpasses.capture.tracing.request import OpaqueKind, Request
+from fxpasses.capture.tracing.structures import (
     children_of,
     element,
     has_tensor,
     is_record,
     rebuilt,
 )
-from fxpasses.capture.values import (
+from fxpasses.capture.tracing.values import (
     EXPLICIT_RANK,
     LOOSE_LENGTH,
     LOOSE_RANK,
@@ -50,7 +50,7 @@ from fxpasses.capture.values import (
     mark_known,
     name_of,
 )
-from fxpasses.capture.watch import first_difference
+from fxpasses.capture.tracing.watch import first_difference
 from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR
 
 _COMPARES: Final = frozenset(

@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from fxpasses.capture.ambient import Ambient
-from fxpasses.capture.forms import (
+from fxpasses.capture.result.ambient import Ambient
+from fxpasses.capture.result.forms import (
     ANY,
     OMITTED,
     PLAIN,

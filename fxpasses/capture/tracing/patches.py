@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
-from fxpasses.capture.internals import frame, wrapped_functions
-from fxpasses.capture.proxies import VALUE_TYPES, Shape, Value, find_value
-from fxpasses.capture.questions import type_that_answers
-from fxpasses.capture.refusal import Refusal
-from fxpasses.capture.request import OpaqueKind
-from fxpasses.capture.values import UNKNOWN
+from fxpasses.capture.tracing.internals import frame, wrapped_functions
+from fxpasses.capture.tracing.proxies import VALUE_TYPES, Shape, Value, find_value
+from fxpasses.capture.tracing.questions import type_that_answers
+from fxpasses.capture.tracing.refusal import Refusal
+from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.values import UNKNOWN
 
 # Held by whoever captures: patches are the process's, and so there is one trace at a time.
 CAPTURE_LOCK: Final = threading.RLock()

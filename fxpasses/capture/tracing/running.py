@@ -7,13 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.internals import parameters_of, plain_form, set_grad_enabled
-from fxpasses.capture.journal import ModuleState
-from fxpasses.capture.memory import Memory
-from fxpasses.capture.paths import Paths, is_compiled, is_leaf, walk
-from fxpasses.capture.refusal import Refusal
-from fxpasses.capture.request import Call, OpaqueKind
-from fxpasses.capture.structures import map_leaves
+from fxpasses.capture.tracing.internals import parameters_of, plain_form, set_grad_enabled
+from fxpasses.capture.tracing.journal import ModuleState
+from fxpasses.capture.tracing.memory import Memory
+from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, walk
+from fxpasses.capture.tracing.refusal import Refusal
+from fxpasses.capture.tracing.request import Call, OpaqueKind
+from fxpasses.capture.tracing.structures import map_leaves
 
 
 class Host(Protocol):

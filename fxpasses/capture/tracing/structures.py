@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.proxies import VALUE_TYPES, Field, Item, Value
-from fxpasses.capture.values import Taint
+from fxpasses.capture.tracing.proxies import VALUE_TYPES, Field, Item, Value
+from fxpasses.capture.tracing.values import Taint
 
 PLAIN: Final = frozenset(
     (

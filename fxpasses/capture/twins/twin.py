@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses.capture.closures import filled_cells, reaches_module, rebuilt_function
-from fxpasses.capture.graphs import copy_graph
 from fxpasses.capture.inside import (
     HOOK_DICTS,
     all_modules,
     is_sealed,
 )
-from fxpasses.capture.sealed import COMPILED_CODE, copied_script, initialize_compiled
+from fxpasses.capture.twins.closures import filled_cells, reaches_module, rebuilt_function
+from fxpasses.capture.twins.graphs import copy_graph
+from fxpasses.capture.twins.sealed import COMPILED_CODE, copied_script, initialize_compiled
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 TensorMap = Callable[[Tensor], Tensor]

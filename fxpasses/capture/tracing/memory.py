@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.internals import functions_off, modes_off
-from fxpasses.capture.refusal import Refusal
-from fxpasses.capture.request import OpaqueKind
+from fxpasses.capture.tracing.internals import functions_off, modes_off
+from fxpasses.capture.tracing.refusal import Refusal
+from fxpasses.capture.tracing.request import OpaqueKind
 
 
 def key_of(tensor: Tensor) -> int | None:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import inplace_methods, magic_methods, reflectable_magic_methods
 
-from fxpasses.capture.guards import check_unpack
-from fxpasses.capture.internals import frame, is_erased
-from fxpasses.capture.refusal import Refusal, is_model_file, model_frame
-from fxpasses.capture.request import OpaqueKind
-from fxpasses.capture.values import (
+from fxpasses.capture.result.guards import check_unpack
+from fxpasses.capture.tracing.internals import frame, is_erased
+from fxpasses.capture.tracing.refusal import Refusal, is_model_file, model_frame
+from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.values import (
     FIXED_ATTRIBUTES,
     FIXED_METHODS,
     REFUSED_METHODS,

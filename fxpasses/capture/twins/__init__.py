@@ -1,0 +1,1 @@
+"""Copies of module trees and of graphs that share what can be shared and rebind the rest."""
