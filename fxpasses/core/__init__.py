@@ -4,6 +4,7 @@ from fxpasses.core.applied import Applied, Region, Replacement, attribute, cut_r
 from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Effects, Facts
 from fxpasses.core.fold import Fold, Folds, Formula, Watch, widened
+from fxpasses.core.nodes import add_node
 from fxpasses.core.pipeline import ForeignPass, Group, Item, check_order, foreign
 from fxpasses.core.program import Program
 from fxpasses.core.record import Record
@@ -67,6 +68,7 @@ __all__ = [
     "Step",
     "TensorInfo",
     "Watch",
+    "add_node",
     "attribute",
     "carry_out",
     "check_order",

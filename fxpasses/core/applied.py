@@ -8,7 +8,9 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxpasses.core.nodes import add_node
 from fxpasses.core.values import STANDS_FOR
+from fxpasses.ops import member
 
 Operands = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -98,9 +100,8 @@ class _Cut:
 
     def _copy(self, node: Node, graph: Graph, copied: Callable[[Node], Node]) -> Node:
         args, kwargs = self._operands(node)
-        copy = graph.create_node(
-            node.op, node.target, map_arg(args, copied), map_arg(dict(kwargs), copied), node.name
-        )
+        args, kwargs = map_arg(args, copied), map_arg(dict(kwargs), copied)
+        copy = add_node(graph, node.op, node.target, args, kwargs, node.name)
         copy.meta = dict(node.meta)
         return copy
 
@@ -128,5 +129,5 @@ def attribute(module: nn.Module, path: str) -> Any:
     """What `path` names below `module`: a submodule, a tensor, anything."""
     found: Any = module
     for name in path.split("."):
-        found = getattr(found, name)
+        found = member(found, name)
     return found

@@ -3,10 +3,12 @@
 import keyword
 import re
 from collections.abc import Collection, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
+
+from fxpasses.ops import member, parts_of
 
 _REMOVED = "removed_names"  # in the meta of a graph module: names that must not come back
 
@@ -62,7 +64,7 @@ def holder(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     """The module that holds what `path` names, and its name there."""
     *parents, name = path.split(".")
     for parent in parents:
-        module = getattr(module, parent)
+        module = member(module, parent)
     return module, name
 
 
@@ -105,9 +107,9 @@ class _Used:
         return (id(owner), name) in self._names or id(owner) in self._called
 
     def _follow(self, module: nn.Module, path: str, *, called: bool) -> None:
-        value = module
+        value: Any = module
         for name in path.split("."):
             self._names.add((id(value), name))
-            value = getattr(value, name)
+            value = member(value, name)
         if called and id(value) not in self._called:
-            self._called.update((id(part), part) for part in value.modules())
+            self._called.update((id(part), part) for part in parts_of(value))

@@ -12,6 +12,7 @@ from fxpasses.core import attributes
 from fxpasses.core.applied import Applied, Operands, Replacement, cut_region
 from fxpasses.core.facts import Facts
 from fxpasses.core.fold import Fold, Folds, Formula
+from fxpasses.core.nodes import add_node
 from fxpasses.core.snapshot import Snapshot
 from fxpasses.core.values import MODULE_STACK, ORIGIN, REPLACED, SOURCE, STANDS_FOR
 from fxpasses.errors import BudgetError, PassError
@@ -201,7 +202,7 @@ class Editor:
         current = self._require_current()
         self._spend_node()
         with self.graph.inserting_before(current.point):
-            node = self.graph.create_node(op, target, args, dict(kwargs))
+            node = add_node(self.graph, op, target, args, kwargs)
         known = current.near.meta
         node.meta.update({key: known[key] for key in (SOURCE, MODULE_STACK) if key in known})
         node.meta[ORIGIN] = (self.author,)

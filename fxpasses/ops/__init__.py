@@ -1,7 +1,15 @@
 """The op vocabulary: the one place that knows which calls mean the same op."""
 
 from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
-from fxpasses.ops.modules import computes_as, computing_names, is_plain, kept, module_of
+from fxpasses.ops.modules import (
+    computes_as,
+    computing_names,
+    is_plain,
+    kept,
+    member,
+    module_of,
+    parts_of,
+)
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
     KNOWN_FUNCTIONS,
@@ -102,11 +110,13 @@ __all__ = [
     "is_pure",
     "is_raising",
     "kept",
+    "member",
     "module_of",
     "named",
     "op_of",
     "op_of_function",
     "op_of_module",
+    "parts_of",
     "qualified_name",
     "raising",
     "reads_only_metadata",

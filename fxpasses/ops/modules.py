@@ -1,6 +1,6 @@
 """Which module classes compute what a listed class computes."""
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import wraps
 from inspect import getattr_static
 from types import CodeType, FunctionType
@@ -29,17 +29,22 @@ ValueT = TypeVar("ValueT")
 def kept(compute: Callable[[KeyT], ValueT]) -> Callable[[KeyT], ValueT]:
     """Compute once for each class or function, and forget it together with them.
 
-    Every captured module has a class of its own, so that nothing may hold on to classes.
+    Every captured module has a class of its own, so that nothing may hold on to classes; torch's
+    own stay, and are looked up quicker.
     """
+    lasting: dict[KeyT, ValueT] = {}
     known: WeakKeyDictionary[KeyT, ValueT] = WeakKeyDictionary()
 
     @wraps(compute)
     def look_up(key: KeyT) -> ValueT:
-        try:
+        if key in lasting:
+            return lasting[key]
+        if key in known:
             return known[key]
-        except KeyError:
-            value = known[key] = compute(key)
-            return value
+        home: str = getattr(key, "__module__", None) or ""
+        held = lasting if home.startswith("torch.nn.modules.") else known
+        value = held[key] = compute(key)
+        return value
 
     return look_up
 
@@ -49,12 +54,25 @@ def module_of(node: Node) -> nn.Module:
     owner = node.graph.owning_module
     assert owner is not None, "a pass runs on the graph of a GraphModule"
     found: nn.Module = owner
-    # What `get_submodule` does, without its questions: this is asked for every node, often.
-    for name in str(node.target).split("."):
-        child = vars(found)["_modules"].get(name)
-        # Compiled modules cannot be asked for their truth.
-        found = getattr(found, name) if child is None else child
+    target: Any = node.target
+    for name in target.split("."):
+        found = member(found, name)
     return found
+
+
+def member(owner: Any, name: str) -> Any:
+    """The attribute `name`, found quicker than by `getattr` where it is a registered module.
+
+    Paths are followed for every node, often.
+    """
+    child = owner.__dict__["_modules"].get(name) if isinstance(owner, nn.Module) else None
+    # Compiled modules cannot be asked for their truth.
+    return getattr(owner, name) if child is None else child
+
+
+def parts_of(module: nn.Module) -> Iterable[nn.Module]:
+    """The module and all below it: `modules()`, quicker for layers, which hold none."""
+    return module.modules() if module.__dict__["_modules"] else (module,)
 
 
 def computes_as(cls: type[nn.Module], listed: Container[type]) -> type[nn.Module] | None:
@@ -97,7 +115,7 @@ def is_plain(module: nn.Module) -> bool:
         return False
     if get("_backward_hooks") or get("_backward_pre_hooks"):
         return False
-    return get("_compiled_call_impl") is None and _methods(type(module)).isdisjoint(state)
+    return get("_compiled_call_impl") is None and state.keys().isdisjoint(_methods(type(module)))
 
 
 @kept

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.analysis.reach import tensors_within_reach
 from fxpasses.core import Editor, Facts, GraphPass, Numerics, Step, attribute, is_replaced
+from fxpasses.ops import parts_of
 
 
 class Dce(GraphPass):
@@ -72,14 +73,14 @@ def _unused_attributes(module: GraphModule) -> Iterator[str]:
         return
     tensors, called = used
     owners = dict(module.named_modules())
-    needed = {id(owner) for owner in owners.values() if id(owner) in called}
-    needed |= {id(o) for o in owners.values() if any(id(t) in tensors for _, t in _held(o))}
-    kept = _with_parents(needed | {id(module)}, owners.values())
+    held = {id(owner): _held(owner) for owner in owners.values() if id(owner) not in called}
+    needed = {key for key, names in held.items() if not tensors.isdisjoint(names.values())}
+    kept = _with_parents({id(module), *called, *needed}, owners.values())
     for path, owner in owners.items():
         if id(owner) in called or id(owner) not in kept:
             continue
         stem = f"{path}." if path else ""
-        yield from (stem + name for name, t in _held(owner) if id(t) not in tensors)
+        yield from (stem + name for name, t in held[id(owner)].items() if t not in tensors)
         yield from (stem + name for name, child in _children(owner) if id(child) not in kept)
 
 
@@ -100,7 +101,7 @@ def _used(module: GraphModule) -> tuple[set[int], set[int]] | None:
             if reached is None:
                 return None
             tensors.update(map(id, reached))
-            called.update(map(id, value.modules()) if isinstance(value, nn.Module) else ())
+            called.update(map(id, parts_of(value)) if isinstance(value, nn.Module) else ())
     return tensors, called
 
 
@@ -129,13 +130,12 @@ def _with_parents(needed: set[int], owners: Iterable[nn.Module]) -> set[int]:
     return kept
 
 
-def _held(owner: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one module, plain attributes among them, under every name."""
+def _held(owner: nn.Module) -> dict[str, int]:
+    """The tensors of one module by number, plain attributes among them, under every name."""
     places = (owner._parameters, owner._buffers, vars(owner))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch's public iterators skip second names
-    for place in places:
-        yield from ((name, value) for name, value in place.items() if isinstance(value, Tensor))
+    return {n: id(t) for place in places for n, t in place.items() if isinstance(t, Tensor)}
 
 
-def _children(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _children(owner: nn.Module) -> list[tuple[str, nn.Module]]:
     modules = owner._modules  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch's public iterators skip second names
-    yield from ((name, child) for name, child in modules.items() if child is not None)
+    return [(name, child) for name, child in modules.items() if child is not None]

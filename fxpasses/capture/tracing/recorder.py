@@ -51,6 +51,7 @@ from fxpasses.capture.tracing.values import (
     name_of,
 )
 from fxpasses.capture.tracing.watch import first_difference
+from fxpasses.core import add_node
 from fxpasses.core.values import MODULE_STACK, SOURCE, STANDS_FOR
 
 _COMPARES: Final = frozenset(
@@ -118,7 +119,7 @@ class Recorder:
             self._check_region()
             map_arg((args, kwargs), self._check_alive)
         name = None if isinstance(target, str) else _node_name(target)
-        node = self.graph.create_node(op, target, args, dict(kwargs), name)
+        node = add_node(self.graph, op, target, args, kwargs, name)
         meta = node.meta
         meta[STANDS_FOR] = node.name
         source = here()

@@ -15,7 +15,7 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
 
-from fxpasses.core import MODULE_STACK, ORIGIN, SOURCE, STANDS_FOR, VALUE
+from fxpasses.core import MODULE_STACK, ORIGIN, SOURCE, STANDS_FOR, VALUE, add_node
 
 _KEPT_META: Final = (VALUE, SOURCE, ORIGIN, STANDS_FOR, "stack_trace")
 
@@ -27,7 +27,7 @@ def copy_graph(graph: Graph) -> Graph:
     for node in graph.nodes:
         args = fx.map_arg(node.args, copies.__getitem__)
         kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
-        new = made.create_node(node.op, node.target, args, kwargs, node.name)
+        new = add_node(made, node.op, node.target, args, kwargs, node.name)
         new.type = node.type
         new.meta = dict(node.meta)
         copies[node] = new
