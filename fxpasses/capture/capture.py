@@ -6,6 +6,7 @@ own code, and the children of that module are traced in turn.
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from fxpasses.capture.tracing.tracer import (
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import twin
 from fxpasses.core import Program
+from fxpasses.core.collections import collections_paused
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import CaptureError
 from fxpasses.ops import op_of_module
@@ -114,7 +116,9 @@ def capture(
     clean, _ = twin(model, tensors=OwnTensors(model))
     if training is not None and training != model.training:
         clean.train(training)
-    with surroundings_kept():
+    # What an example leaves behind may be large, and is freed as soon as it can be.
+    paused = collections_paused() if example is None else nullcontext()
+    with surroundings_kept(), paused:
         return _Capturing(clean, sizes, tuple(leaf_functions)).run(example)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from fxpasses.ops import kept
+
 HOOK_DICTS: Final = frozenset(key for key in nn.Module().__dict__ if "hooks" in key)
 
 
@@ -39,10 +41,14 @@ def memory_of(tensor: Tensor) -> int | None:
 
 def is_sealed(module: nn.Module) -> bool:
     """Whether a module runs compiled code that no copy of its Python state can stand in for."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
+    return _is_compiled(type(module))
+
+
+@kept
+def _is_compiled(cls: type[nn.Module]) -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    is_optimized = dynamo is not None and issubclass(cls, dynamo.OptimizedModule)
+    return is_optimized or issubclass(cls, torch.jit.ScriptModule)
 
 
 def all_modules(root: nn.Module) -> Iterator[nn.Module]:

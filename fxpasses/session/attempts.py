@@ -19,6 +19,7 @@ from fxpasses.core import (
     Refusal,
     Step,
 )
+from fxpasses.core.collections import collections_paused
 from fxpasses.core.record import PassRecord
 from fxpasses.errors import FxPassesError, VerificationError
 from fxpasses.manager import PassManager, PassRun
@@ -130,7 +131,8 @@ class Attempts:
             effects=self.registry.effects,
         )
         start = time.perf_counter()
-        runs = manager.run(program)
+        with collections_paused():
+            runs = manager.run(program)
         self.seconds["passes"] += time.perf_counter() - start
         self.notes = manager.notes
         kept = [run for run in runs if run.record.position not in left_out]

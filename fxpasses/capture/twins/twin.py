@@ -25,6 +25,7 @@ from fxpasses.capture.inside import (
 from fxpasses.capture.twins.closures import filled_cells, reaches_module, rebuilt_function
 from fxpasses.capture.twins.graphs import copy_graph
 from fxpasses.capture.twins.sealed import COMPILED_CODE, copied_script, initialize_compiled
+from fxpasses.core.collections import collections_paused
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 TensorMap = Callable[[Tensor], Tensor]
@@ -39,8 +40,11 @@ _ATOM_TYPES = frozenset(_ATOMS)
 _FOREIGN = frozenset(
     ("builtins", "torch", "numpy", "logging", "threading", "_thread", "re", "_io", "queue")
 )
+_GRAPH = frozenset(("_graph",))
+_GRAPH_AND_CODE = _GRAPH | COMPILED_CODE
 _TENSOR_DICTS = frozenset(("_parameters", "_buffers"))
 _MUTABLE = (list, dict, set, collections.deque)
+_PLAIN_CONTAINERS = frozenset((dict, list, set, collections.OrderedDict))
 
 
 def twin(
@@ -62,12 +66,13 @@ def twin(
             of the tree itself must not be used any more.
     """
     made = Twin(share, replace or {}, tensors, move_graphs=move_graphs)
-    new = made.build(module)
+    with collections_paused():
+        new = made.build(module)
     return cast("ModuleT", new), made
 
 
 class Twin:
-    """Which new object stands for which old one. Both are kept alive."""
+    """Which new module stands for which old one. Both are kept alive."""
 
     def __init__(
         self,
@@ -79,19 +84,21 @@ class Twin:
     ) -> None:
         self.shared: list[Any] = []
         """What could not be copied and is one object in both trees."""
+        self._pairs: list[tuple[nn.Module, nn.Module]] = []
         self._new: dict[int, Any] = {}
+        """While the copy is made of every old object by its number, then of modules alone."""
         self._old: dict[int, nn.Module] = {}
         self._alive: list[Any] = []
-        """What is known by its number, which could else be given to another."""
+        """What no module may hold, so that its number could else be given to another."""
         self._tensors = tensors
         self._move_graphs = move_graphs
         self._reaching: dict[int, bool] = {}
         # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
         self._pending: list[tuple[Callable[[Twin, Any, Any], None], Any, Any]] = []
-        self._hooked: list[tuple[nn.Module, nn.Module]] = []
+        self._hooked: dict[int, tuple[nn.Module, nn.Module]] = {}
         self._graphs: list[tuple[GraphModule, GraphModule]] = []
         self._compiled: list[nn.Module] = []
-        self._registered: frozenset[int] = frozenset()
+        self._root: nn.Module | None = None
         for module in share:
             self._pair(module, module)
         for old, new in replace.items():
@@ -121,17 +128,18 @@ class Twin:
         return id(old) in self._new
 
     def build(self, root: nn.Module) -> nn.Module:
-        self._registered = frozenset(id(module) for module in all_modules(root))
+        self._root = root
         made = self._module(root)
         self._fill()
         # Last, when it is known what belongs to the tree.
-        for old, new in self._hooked:
+        for old, new in self._hooked.values():
             for key in HOOK_DICTS & old.__dict__.keys():
                 if old.__dict__[key]:
                     new.__dict__[key] = self._hooks(old.__dict__[key])
         self._fill()
         for compiled in self._compiled:
             initialize_compiled(compiled)
+        self._keep_modules_alone()
         for old, new in self._graphs:
             # Captured modules know how to do without generating the code again.
             take_code = getattr(type(new), "_fxpasses_take_code", None)
@@ -140,6 +148,12 @@ class Twin:
             else:
                 take_code(new, old)
         return made
+
+    def _keep_modules_alone(self) -> None:
+        """Forget all else: a copy is kept long, and what it holds costs each garbage collection."""
+        self._new = {id(old): new for old, new in self._pairs}
+        self._old = {id(new): old for old, new in self._pairs}
+        self._alive.clear()
 
     def _fill(self) -> None:
         pending = self._pending
@@ -153,8 +167,9 @@ class Twin:
         return new
 
     def _pair(self, old: nn.Module, new: nn.Module) -> nn.Module:
-        self._old[id(new)] = old
-        return self._remember(old, new)
+        self._pairs.append((old, new))
+        self._new[id(old)] = new
+        return new
 
     # -- modules
 
@@ -182,25 +197,26 @@ class Twin:
         return self._pair(old, old if new is None else new)
 
     def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
-        state = new.__dict__
-        hooked = False
+        state, known = new.__dict__, self._new
+        skipped = _GRAPH_AND_CODE if is_sealed(old) else _GRAPH
+        # A module has a dozen empty containers: this loop is most of what a copy costs.
         for key, value in list(old.__dict__.items()):
-            if key in COMPILED_CODE and is_sealed(old):
+            kind = type(value)
+            if key in skipped:
                 continue
-            if type(value) in _ATOM_TYPES:
+            if kind in _ATOM_TYPES:
                 state[key] = value
-            elif key in HOOK_DICTS:
+            elif kind in _PLAIN_CONTAINERS and not value:
+                made = known.get(id(value))
+                if made is None:
+                    made = known[id(value)] = kind()
+                state[key] = made
+            elif key in HOOK_DICTS and value:
                 # Filled at the end; here so that the order of the keys is kept.
-                hooked = hooked or bool(value)
-                state[key] = value if value else self._empty(value)
-            elif key in _TENSOR_DICTS:
-                state[key] = self._tensors_in(value)
-            elif key == "_modules":
-                state[key] = self._registered_in(value)
-            elif key != "_graph":
-                state[key] = self._value(value)
-        if hooked:
-            self._hooked.append((old, new))
+                state[key] = value
+                self._hooked[id(old)] = old, new
+            else:
+                state[key] = self._held(key, value)
         if isinstance(old, GraphModule) and isinstance(new, GraphModule):
             graph = old.graph if self._move_graphs else copy_graph(old.graph)
             graph.owning_module = new
@@ -208,15 +224,16 @@ class Twin:
             type(new).__name__ = type(old).__name__
             self._graphs.append((old, new))
 
-    def _empty(self, value: Any) -> Any:
-        known = self._new.get(id(value))
-        return self._remember(value, type(value)()) if known is None else known
+    def _held(self, key: str, value: Any) -> Any:
+        if key in _TENSOR_DICTS:
+            return self._tensors_in(value)
+        return self._registered_in(value) if key == "_modules" else self._value(value)
 
     def _tensors_in(self, held: Any) -> Any:
-        known = self._new.get(id(held))
-        if known is not None:
-            return known
-        made = self._remember(held, held.copy())
+        made = self._new.get(id(held))
+        if made is not None:
+            return made
+        made = self._new[id(held)] = held.copy()
         if self._tensors is not None:
             for name, tensor in held.items():
                 made[name] = None if tensor is None else self._tensor(tensor)
@@ -404,6 +421,11 @@ class Twin:
             new.__kwdefaults__ = {k: self._value(v) for k, v in old.__kwdefaults__.items()}
         for key, value in old.__dict__.items():
             new.__dict__[key] = self._value(value)
+
+    @functools.cached_property
+    def _registered(self) -> frozenset[int]:
+        assert self._root is not None, "asked while a copy is made"
+        return frozenset(id(module) for module in all_modules(self._root))
 
     def _weakref(self, value: "weakref.ref[Any]") -> Any:
         # A copy of a module that nothing else holds would die at once.
