@@ -194,6 +194,8 @@ class Writers:
     def writes_into(self, tensor: Tensor) -> bool:
         """Whether any node may write the memory of `tensor`."""
         self._current()
+        if not self._state:
+            return False
         return any(self._state[p] for p in (*places_of(tensor), Place.STATE, Place.ANYWHERE))
 
     def changed(self, nodes: Iterable[Node], forgotten: Iterable[Node]) -> None:
@@ -213,12 +215,18 @@ class Writers:
 
     def _refresh(self, nodes: list[Node], node: Node) -> None:
         if node in self._written:
-            self._state.subtract(_of_no_node(self._written.pop(node)))
+            self._forget(_of_no_node(self._written.pop(node)))
             del nodes[bisect_left(nodes, node)]
         if not is_erased(node) and self._writes(node):
             self._written[node] = self._aliasing.written_by(node)
             self._state.update(_of_no_node(self._written[node]))
             insort(nodes, node)
+
+    def _forget(self, places: Iterable[Root]) -> None:
+        for place in places:
+            self._state[place] -= 1
+            if not self._state[place]:
+                del self._state[place]
 
     def _writes(self, node: Node) -> bool:
         if is_replaced(node) and all(is_replaced(user) for user in node.users):

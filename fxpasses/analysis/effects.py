@@ -123,8 +123,7 @@ def _drops_between_layers(module: nn.Module) -> bool:
 
 
 _SETTINGS: Final = (
-    *("training", "p", "inplace", "max_norm", "running_mean", "track_running_stats"),
-    "_random_samples",
+    *("training", "p", "inplace", "max_norm", "track_running_stats", "_random_samples"),
 )
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxpasses.analysis.aliasing import Aliasing, Writers
+from fxpasses.analysis.aliasing import Aliasing, Writers, is_erased
 from fxpasses.analysis.effects import effects_of
 from fxpasses.analysis.liveness import readers_of
 from fxpasses.analysis.shapes import Shapes
-from fxpasses.core import Effects, Known
+from fxpasses.core import Effects, Known, is_replaced
 
 
 class GraphFacts:
@@ -42,6 +42,7 @@ class GraphFacts:
         self._declared = {} if declared is None else declared
         self._effects: dict[Node, tuple[object, object, Effects]] = {}
         """With the operands that they are the effects of."""
+        self._replaced: set[Node] = set()
         self._aliasing = Aliasing(module, self.effects, self._visit)
         self._writers = Writers(module, self.effects, self._aliasing)
         self._shapes = Shapes(module, self.effects, self._visit)
@@ -100,14 +101,22 @@ class GraphFacts:
         return readers_of(node)
 
     def changed(self, nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            known = self._effects.get(node)
-            # Where only its readers have changed, a node does what it did.
-            if known and not (known[0] is node.args and known[1] is node.kwargs):
-                del self._effects[node]
-        forgotten = self._aliasing.changed(nodes)
-        self._writers.changed(nodes, forgotten)
-        self._shapes.changed(nodes)
+        changed = [node for node in nodes if self._is_changed(node)]
+        for node in changed:
+            self._effects.pop(node, None)
+        forgotten = self._aliasing.changed(changed)
+        self._writers.changed(changed, forgotten)
+        self._shapes.changed(changed)
+
+    def _is_changed(self, node: Node) -> bool:
+        """Whether more of a node has changed than who reads it: then it does what it did."""
+        known, was_replaced = self._effects.get(node), node in self._replaced
+        if is_replaced(node):
+            self._replaced.add(node)
+        else:
+            self._replaced.discard(node)
+        same = known is not None and known[0] is node.args and known[1] is node.kwargs
+        return not same or was_replaced or is_replaced(node) or is_erased(node)
 
     def _visit(self) -> None:
         self.visits += 1

@@ -1,6 +1,6 @@
 """What is known of the value of a node: as captured, or worked out on fake tensors when asked."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -28,6 +28,9 @@ class _Worked:
 
     value: Any
     rank_is_fixed: bool = True
+
+
+_NOTHING: Final = _Worked(_UNKNOWN)
 
 
 class Shapes:
@@ -71,21 +74,24 @@ class Shapes:
                 stack.extend(node.users)
 
     def _worked_out(self, node: Node) -> "_Worked":
-        stack = [node]
+        stack, values = [node], self._values
         while stack:
             top = stack[-1]
+            if top in values:
+                stack.pop()
+                continue
             operands = [] if _noted(top) is not None else top.all_input_nodes
-            missing = [n for n in operands if n not in self._values]
-            if missing and top not in self._values:
+            missing = [n for n in operands if n not in values]
+            if missing:
                 stack.extend(missing)
                 continue
-            stack.pop()
-            if top not in self._values:
-                self._values[top] = self._evaluate(top)
-        return self._values[node]
+            values[top] = self._evaluate(top, operands)
+        return values[node]
 
-    def _evaluate(self, node: Node) -> "_Worked":
+    def _evaluate(self, node: Node, operands: Sequence[Node]) -> "_Worked":
         self._visit()
+        if any(self._values[n].value is _UNKNOWN for n in operands):
+            return _NOTHING
         noted = _noted(node)
         try:
             if noted is not None:
@@ -95,15 +101,14 @@ class Shapes:
                 return _Worked(
                     self._fake_tensor(TensorInfo.of(value)) if isinstance(value, Tensor) else value
                 )
-            fixed = all(self._values[n].rank_is_fixed for n in node.all_input_nodes)
+            fixed = all(self._values[n].rank_is_fixed for n in operands)
             return _Worked(self._run(node), fixed)
         except Exception:  # whatever a call raises on fake tensors, its value is unknown
-            return _Worked(_UNKNOWN)
+            return _NOTHING
 
     def _run(self, node: Node) -> Any:
         operands = {n: self._values[n].value for n in node.all_input_nodes}
-        is_call = node.op in ("call_function", "call_method", "call_module")
-        if not is_call or any(value is _UNKNOWN for value in operands.values()):
+        if node.op not in ("call_function", "call_method", "call_module"):
             return _UNKNOWN
         effects = self._effects(node)
         if effects.unknown or effects.writes_state:
