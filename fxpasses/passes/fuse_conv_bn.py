@@ -83,10 +83,14 @@ class Site:
         return {name: widened(t) for name, t in self.known.items() if name != "weight"}
 
     @cached_property
-    def largest_scale(self) -> float:
-        """Of what the norm multiplies the channels by; NaN where any of it is."""
-        scale = _scale(self.wide, self.norm.eps)
-        return float(torch.linalg.vector_norm(scale, torch.inf))
+    def scale_bound(self) -> float:
+        """No factor of the norm is larger in magnitude; not finite where that cannot be told."""
+        var, gamma = self.known["var"], self.known.get("gamma")
+        if not var.numel():
+            return 0.0
+        least = float(var.detach().amin()) + self.norm.eps
+        most = 1.0 if gamma is None else float(torch.linalg.vector_norm(gamma.detach(), torch.inf))
+        return most / math.sqrt(least) if least > 0 else math.inf
 
 
 def norm_uses_running_statistics(site: Site, _: Facts) -> str | None:
@@ -162,7 +166,7 @@ def padding_is_not_shifted(site: Site, _: Facts) -> str | None:
 
 
 def scale_is_finite(site: Site, _: Facts) -> str | None:
-    if math.isfinite(site.largest_scale):
+    if math.isfinite(site.scale_bound):
         return None
     infinite = torch.isinf(_scale(site.wide, site.norm.eps)).any()
     return "the norm divides by zero" if bool(infinite) else None
@@ -171,7 +175,7 @@ def scale_is_finite(site: Site, _: Facts) -> str | None:
 def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
     """Scaled weights leave the range of float16 soon."""
     dtype = site.known["weight"].dtype
-    if torch.finfo(dtype).tiny < 1e-30 and site.largest_scale < 1e20:
+    if torch.finfo(dtype).tiny < 1e-30 and site.scale_bound < 1e20:
         return None
     values = {name: widened(t) for name, t in site.known.items()}
     for formula in (_folded_weight, _folded_bias):

@@ -105,7 +105,9 @@ def _stored(owner: Any, name: str) -> Tensor | None:
     # A property of the class comes before whatever is stored under its name.
     if isinstance(getattr(type(owner), name, None), property):
         return None
-    state = vars(owner)
-    places = (state["_parameters"], state["_buffers"], state)
-    found = next((place[name] for place in places if name in place), None)
-    return found if isinstance(found, Tensor) and not is_lazy(found) else None
+    state = owner.__dict__
+    for place in (state["_parameters"], state["_buffers"], state):
+        if name in place:
+            found = place[name]
+            return found if isinstance(found, Tensor) and not is_lazy(found) else None
+    return None

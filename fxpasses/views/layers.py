@@ -13,6 +13,7 @@ from fxpasses.ops import Op, with_arguments
 from fxpasses.views.base import View
 from fxpasses.views.spatial import Spatial
 
+_CONTAINERS = {k: type(v) for k, v in vars(nn.Module()).items() if isinstance(v, (dict, set))}
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -150,10 +151,10 @@ def same_settings(module: nn.Module) -> nn.Module:
     Settings are plain data: numbers, text, dtypes, and containers of them.
     """
     made: nn.Module = object.__new__(type(module))
-    nn.Module.__init__(made)
     own = vars(made)
+    own.update({name: kind() for name, kind in _CONTAINERS.items()})
     for name, value in vars(module).items():
-        if (name not in own or name == "training") and _is_plain(value):
+        if name not in own and _is_plain(value):
             own[name] = value if _is_atom(value) else deepcopy(value)
     return made
 
