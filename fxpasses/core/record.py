@@ -1,7 +1,7 @@
 """What one run did, as plain data: filled by capture, manager and verifier, rendered by `page`."""
 
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
 VERSION = 1
 
@@ -136,7 +136,7 @@ class Record:
     notes: list[str] = field(default_factory=list[str])
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return _plain(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -148,6 +148,17 @@ class Record:
         if data.get("version") != VERSION:
             raise ValueError(f"a record of version {data.get('version')}, expected {VERSION}")
         return _read(cls, data)
+
+
+def _plain(value: Any) -> Any:
+    """Records as dictionaries, in containers of their own; `dataclasses.asdict` copies text too."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, list):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 def _read(kind: Any, data: Any) -> Any:

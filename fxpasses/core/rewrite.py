@@ -3,8 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum, auto
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, dataclass_transform
@@ -144,7 +143,7 @@ class Rewrite(GraphPass, Generic[SiteT]):
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
         for node in list(module.graph.nodes):
             if not is_replaced(node):
-                with blamed_on(self.name, node):
+                with _BlamedOn(self.name, node):
                     proposed = self._proposal(node, facts)
                 if proposed is not None:
                     yield proposed
@@ -209,17 +208,28 @@ def retold(error: PassError, message: str) -> PassError:
     return BudgetError(message) if isinstance(error, BudgetError) else PassError(message)
 
 
-@contextmanager
-def blamed_on(what: str, node: Node) -> Generator[None]:
-    """Turn whatever is raised inside into a PassError that names `what`, node and source line."""
-    source = source_of(node)
-    where = f"{node.name} ({source})" if source else node.name
-    try:
-        yield
-    except PassError as error:
-        raise retold(error, f"{what} at {where}: {error}") from error
-    except Exception as error:
-        raise PassError(f"{what} raised {type(error).__name__} at {where}: {error}") from error
+@dataclass(frozen=True, slots=True)
+class _BlamedOn:
+    """Turn whatever is raised inside into a PassError that names `what`, node and source line.
+
+    A class, not a generator, since every node is matched inside of one.
+    """
+
+    what: str
+    node: Node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        source = source_of(self.node)
+        where = f"{self.node.name} ({source})" if source else self.node.name
+        if isinstance(error, PassError):
+            raise retold(error, f"{self.what} at {where}: {error}") from error
+        raised = f"{self.what} raised {type(error).__name__} at {where}: {error}"
+        raise PassError(raised) from error
 
 
 def carry_out(
@@ -253,7 +263,7 @@ def carry_out(
         if seen[identifier] > 1:
             identifier = f"{identifier}.{seen[identifier]}"
         if gate.admits(identifier):
-            with blamed_on(identifier, step.at), edit.rewrite(identifier, step.at, step.why):
+            with _BlamedOn(identifier, step.at), edit.rewrite(identifier, step.at, step.why):
                 step.do(edit)
     return refusals
 

@@ -156,17 +156,33 @@ class _Holder:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._own = own = dict(vars(module))
-        self._held = tuple(dict(held) if (held := own[name]) else _EMPTY for name in _DICTS)
+        self._own = own = module.__dict__.copy()
+        # Most modules are layers, and hold nothing in most of these.
+        modules, parameters, buffers = own["_modules"], own["_parameters"], own["_buffers"]
+        self._held = (
+            modules.copy() if modules else _EMPTY,
+            parameters.copy() if parameters else _EMPTY,
+            buffers.copy() if buffers else _EMPTY,
+        )
 
     def difference(self, own: Collection[str]) -> str | None:
         """The first name that means something else than it did, `own` apart."""
+        if self._is_kept():
+            return None
         for before, now in self._pairs():
-            if _is_kept(before, now):
-                continue
             if name := next((n for n in _changed(before, now) if n not in own), None):
                 return name
         return None
+
+    def _is_kept(self) -> bool:
+        """Whether everything is the same at a glance; it may be even where this is False."""
+        now, (modules, parameters, buffers) = self.module.__dict__, self._held
+        return (
+            _is_kept(self._own, now)
+            and _is_kept(modules, now["_modules"])
+            and _is_kept(parameters, now["_parameters"])
+            and _is_kept(buffers, now["_buffers"])
+        )
 
     def restore(self) -> None:
         for before, now in self._pairs():
@@ -180,7 +196,6 @@ class _Holder:
 
 
 def _is_kept(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two dictionaries are the same at a glance; they may be even where this is False."""
     if not before or len(before) != len(now):
         return not before and not now
     return all(map(is_, before.values(), now.values())) and all(map(is_, before, now))

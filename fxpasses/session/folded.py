@@ -37,7 +37,7 @@ def watches_on_sources(
     roots = {id(root): root for tensor in folded for root in program.folds.roots(tensor)}
     names = {
         id(tensor): f"{path}.{name}" if path else name
-        for path, module in original.named_modules(remove_duplicate=False)
+        for path, module in original.named_modules()
         for name, tensor in _held(module)
         if id(tensor) in roots
     }
