@@ -5,6 +5,7 @@ writes benchmarks/results/prepare.md. Ratios are of medians measured in turn.
 """
 
 import argparse
+import gc
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from torch.fx.experimental.optimization import fuse
 from torchvision import models
 
 import fxpasses
-from fxpasses.core import Folds
+from fxpasses.core import Fold, Folds
 
 PASSES = "fuse_conv_bn,dce"
 RESULTS = Path(__file__).resolve().parent / "results" / "prepare.md"
@@ -97,46 +98,63 @@ def _times_of(name: str, model: nn.Module, example: Tensor, rounds: int) -> Iter
     def run(*example: Tensor) -> nn.Module:
         return fxpasses.run(model, PASSES, example or None, verify=False)
 
-    trace, whole, torch_fuse = _in_turn(
-        rounds, lambda: symbolic_trace(model), run, lambda: fuse(model)
+    trace, rest, whole, torch_fuse = _in_turn(
+        rounds,
+        lambda: symbolic_trace(model),
+        _without_arithmetic(run),
+        run,
+        lambda: fuse(model),
     )
-    arithmetic = statistics.median(_seconds_of_folding(run) for _ in range(rounds))
-    rest = (whole - arithmetic) / trace
-    yield Row(f"{name}: run less its weight arithmetic / symbolic_trace", rest, "x", 3)
+    yield Row(f"{name}: run less its weight arithmetic / symbolic_trace", rest / trace, "x", 3)
     yield Row(f"{name}: run / torch's fuse", whole / torch_fuse, "x", 1.5)
     with torch.no_grad():
         forward, with_example = _in_turn(rounds, lambda: model(example), lambda: run(example))
     extra = (with_example - whole) / forward
     yield Row(f"{name}: what the example adds", extra, "forwards", 2)
     seconds = {"symbolic_trace": trace, "fuse": torch_fuse, "run": whole, "forward": forward}
-    for what, value in {**seconds, "weight arithmetic": arithmetic}.items():
+    for what, value in {**seconds, "run without weight arithmetic": rest}.items():
         yield Row(f"{name}: {what}", 1e3 * value, "ms")
 
 
-def _seconds_of_folding(run: Callable[[], object]) -> float:
-    """How long one run spends in the formulas of its folds."""
-    fold, seconds = Folds.fold, 0.0
+def _without_arithmetic(run: Callable[[], object]) -> Callable[[], object]:
+    """The same run, given the weights that it folded before in place of computing them.
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        nonlocal seconds
-        start = time.perf_counter()
-        try:
-            return fold(*arguments, **options)
-        finally:
-            seconds += time.perf_counter() - start
+    Timing the folds and taking that away would count as preparation what the arithmetic does to
+    the caches of all that runs between two folds.
+    """
+    fold, values = Folds.fold, list[Tensor]()
 
-    with patch.object(Folds, "fold", timed):
+    def recorded(*arguments: Any, **options: Any) -> Fold:
+        made = fold(*arguments, **options)
+        values.append(made.value)
+        return made
+
+    with patch.object(Folds, "fold", recorded):
         run()
-    return seconds
+
+    def replayed() -> object:
+        left = iter(values)
+
+        def given(self: Folds, formula: Any, sources: Any, *_: Any, **__: Any) -> Fold:
+            return self.add(Fold(next(left), formula, tuple(sources)))
+
+        with patch.object(Folds, "fold", given):
+            return run()
+
+    return replayed
 
 
 def _in_turn(rounds: int, *works: Callable[[], object]) -> list[float]:
-    """Median seconds of each, measured in turn so that all see the same machine."""
+    """Median seconds of each, measured in turn so that all see the same machine.
+
+    Each starts after a garbage collection, so that none pays for what another has dropped.
+    """
     seconds: list[list[float]] = [[] for _ in works]
     for work in works:
         work()
     for _ in range(rounds):
         for work, times_of_work in zip(works, seconds, strict=True):
+            gc.collect()
             start = time.perf_counter()
             work()
             times_of_work.append(time.perf_counter() - start)
