@@ -203,7 +203,9 @@ def is_surely_tensor(op: str, target: object, operands: tuple[bool, ...]) -> boo
 def is_leaf_tensor_module(module: torch.nn.Module) -> bool:
     """Whether a torch layer returns one tensor."""
     several = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention)
-    return not isinstance(module, several) and not getattr(module, "return_indices", False)
+    # Not by `getattr`, whose answer for what is not there makes an error, layer by layer.
+    asked = vars(module).get("return_indices") or getattr(type(module), "return_indices", False)
+    return not isinstance(module, several) and not asked
 
 
 def mark_known(node: Node, value: object, *, rank_is_fixed: bool) -> None:
