@@ -1,7 +1,6 @@
 """Precision as a whole: the result in the model's dtype, against neutral runs of the original."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from statistics import median
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from fxpasses.core import Numerics, Program
 from fxpasses.verify.compare import bit_equal, differences, worst
 from fxpasses.verify.findings import Findings, where
-from fxpasses.verify.neutral import SplitSums, channels_last, other_kernels
+from fxpasses.verify.neutral import SHARES, other_sums
 from fxpasses.verify.probes import Probe, reseeded_probe
 from fxpasses.verify.runs import OUTPUTS, Run, Runs
 from fxpasses.verify.trail import Key
@@ -48,18 +47,9 @@ class Precision:
         self.own_error = 0.0
 
     def neutral_runs(self, probe: Probe | None = None) -> list[Run]:
-        """The original with other kernels, and with other layouts and orders of summation."""
+        """The original with its sums in other orders."""
         probe = probe or self.example
-        exact_sums = self.runs.own_dtype in (torch.float32, torch.float64)
-        return [
-            self.runs.own(self.original, probe, under=other_kernels()),
-            self.runs.own(
-                self.original,
-                probe,
-                under=SplitSums() if exact_sums else nullcontext(),
-                change=channels_last,
-            ),
-        ]
+        return [self.runs.own(self.original, probe, under=other_sums(share)) for share in SHARES]
 
     def check(self, result: Run, reference: Run, neutral: Sequence[Run], truth: Run | None) -> None:
         """Judge the result of the example; `truth` is the original in float64."""

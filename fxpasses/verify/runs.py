@@ -89,10 +89,9 @@ class Runs:
         probe: Probe,
         *,
         under: AbstractContextManager[Any] | None = None,
-        change: Callable[[Any], Any] = _same,
     ) -> Run:
         """Run in the model's own dtype, on stand-ins for all that it may write."""
-        args, kwargs = change(probe.call())
+        args, kwargs = probe.call()
         trail = Trail()
         roots = modules_of(program)
         before = named_tensors(program)
