@@ -15,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import twin
+from fxpasses.core.randomness import own_draws
 
 # The code that torch generates from graphs; frames of torch and of this package pass calls on.
 _GENERATED: Final = "<eval_with_key>"
@@ -43,7 +44,7 @@ def measure(root: nn.Module, arguments: Arguments) -> Coverage:
     running, _ = twin(root, tensors=OwnTensors(root, parameters_too=True))
     given = arguments.copied()
     counter = _Counter()
-    with torch.no_grad(), counter:
+    with torch.no_grad(), own_draws(), counter:
         running(*given.args, **given.kwargs)
     calls = _share(counter.calls)
     return Coverage(calls, _share(counter.flops) if counter.flops[0] else calls)

@@ -1,7 +1,6 @@
 """Example arguments for a model that comes without any, where its layers say what they take."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.inside import all_modules, attributes_of, is_sealed
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import twin
+from fxpasses.core.randomness import own_draws
 from fxpasses.core.surroundings import surroundings_kept
 
 # Smallest first: what a model rejects for its size, it rejects early.
@@ -35,8 +35,7 @@ def infer_arguments(model: nn.Module) -> tuple[Arguments, str] | None:
     """
     if not _takes_one_argument(model):
         return None
-    with warnings.catch_warnings(), surroundings_kept():
-        warnings.simplefilter("ignore")
+    with surroundings_kept(), own_draws():
         for count, guess in enumerate(_guesses(model)):
             if count == _TRIES:
                 return None

@@ -35,14 +35,15 @@ def surroundings_kept() -> Generator[None]:
 
 
 def _random_states() -> Iterator[Restore]:
-    yield _kept(torch.get_rng_state, torch.set_rng_state, torch.equal)
+    # Of these no thread can have its own. They are put back where they moved, so what other threads
+    # drew from them meanwhile, they may draw again.
     yield _kept(random.getstate, random.setstate)
     # Asking a GPU that was never used for its state would make a context on it.
     if torch.cuda.is_initialized():
-        yield _kept(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all, _never)
+        yield _kept(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all, _all_equal)
     # Numbers can have been drawn from NumPy only if somebody has imported it.
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
-        yield _kept(numpy.random.get_state, numpy.random.set_state, _never)
+        yield _kept(numpy.random.get_state, numpy.random.set_state, _equal_arrays)
 
 
 def _modes() -> Iterator[Restore]:
@@ -98,5 +99,12 @@ def _kept(
     return lambda: None if same(get(), value) else put(value)
 
 
-def _never(a: Any, b: Any) -> bool:  # noqa: ARG001  states that are dear to compare
-    return False
+def _all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def _equal_arrays(a: Any, b: Any) -> bool:
+    """Whether two states of NumPy's are equal; what is not of its usual kind counts as moved."""
+    if not isinstance(a, tuple) or not isinstance(b, tuple):
+        return False
+    return a[0] == b[0] and bool((a[1] == b[1]).all()) and a[2:] == b[2:]

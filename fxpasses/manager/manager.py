@@ -18,6 +18,7 @@ from fxpasses.core import (
     check_order,
 )
 from fxpasses.core.plain import plain
+from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import PassRecord
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import PassError
@@ -116,7 +117,7 @@ class PassManager:
             observer.started(run.record, program)
         start = time.perf_counter()
         try:
-            with surroundings_kept():
+            with surroundings_kept(), own_draws():
                 self._carry_out(item, program, label, run)
         except PassError as error:
             self._failed(run, named(error, item.name), program)

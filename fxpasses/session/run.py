@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from fxpasses.capture import release
 from fxpasses.core import Record
+from fxpasses.core.randomness import own_generator
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import as_call, require_module
@@ -87,7 +88,7 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
     copy, fallback = flag(copy, "copy"), flag(fallback, "fallback")
     guard_weights = flag(guard_weights, "guard_weights")
     session = Session(request, request.registry.resolve(passes))
-    with surroundings_kept():
+    with surroundings_kept(), own_generator():
         session.place(device, copy=copy)
         captured = session.capture()
         attempt = session.optimise(captured)
@@ -125,7 +126,7 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     session = Session(request, request.registry.resolve(passes))
     session.record.target = target
     session.record.dry_run = True
-    with surroundings_kept():
+    with surroundings_kept(), own_generator():
         session.optimise(session.capture())
     return session.record
 

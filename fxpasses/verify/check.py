@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from fxpasses.core import Numerics, Program
+from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import VerificationRecord
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
@@ -71,7 +72,8 @@ def check(
         training=training,
         rounded_weights=_brings_weights(original, optimised, runs),
     )
-    return Verification(question, findings).verdict()
+    with own_draws():
+        return Verification(question, findings).verdict()
 
 
 def _brings_weights(original: Program, optimised: Program, runs: Sequence[PassRun]) -> bool:

@@ -9,6 +9,7 @@ from torch.fx import GraphModule  # noqa: TC002  read where annotations are
 from fxpasses.capture.result.entry import Forward
 from fxpasses.capture.result.module import CapturedModule, entry_of
 from fxpasses.core import Program
+from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import VerificationRecord
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
@@ -43,7 +44,8 @@ def verify(
         training=training,
         rounded_weights=True,
     )
-    return Verification(question, findings).verdict()
+    with own_draws():
+        return Verification(question, findings).verdict()
 
 
 def _as_program(module: nn.Module) -> Program:

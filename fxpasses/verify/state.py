@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # pyright: ignore[reportPrivateUsage]  no public way to keep a counter
 from torch.utils._pytree import tree_leaves
 
+from fxpasses.core.randomness import default_generator
+
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """Where all the generators stand that a model may draw from."""
+    """Where all the generators stand that a model may draw from in this thread."""
 
     cpu: Tensor
     cuda: tuple[Tensor, ...]
@@ -29,14 +31,14 @@ class RandomState:
         used = torch.cuda.is_initialized()
         numpy = _numpy_random()
         return cls(
-            torch.get_rng_state(),
+            default_generator().get_state(),
             tuple(torch.cuda.get_rng_state_all()) if used else (),
             random.getstate(),
             None if numpy is None else numpy.get_state(),
         )
 
     def restore(self) -> None:
-        torch.set_rng_state(self.cpu)
+        default_generator().set_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
         random.setstate(self.python)  # pyright: ignore[reportArgumentType]  what `getstate` gave

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node, _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fxpasses.core.randomness import default_generator
+
 frame: Final[Callable[[int], FrameType]] = sys._getframe
 set_grad_enabled: Final[Callable[[bool], None]] = torch._C._set_grad_enabled
 is_grad_enabled: Final[Callable[[], bool]] = torch._C.is_grad_enabled  # the public one is patched
@@ -70,9 +72,9 @@ def modes_off() -> Generator[None]:
 
 
 def generator_states() -> list[Tensor]:
-    """The states of torch's random generators: the CPU's, then the GPUs' where they are in use."""
+    """The states of this thread's generators: the CPU's, then the GPUs' where they are in use."""
     has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return [torch._C.default_generator.get_state(), *(_cuda_states() if has_cuda else ())]
+    return [default_generator().get_state(), *(_cuda_states() if has_cuda else ())]
 
 
 def _cuda_states() -> list[Tensor]:
@@ -80,7 +82,7 @@ def _cuda_states() -> list[Tensor]:
 
 
 def set_generator_states(states: list[Tensor]) -> None:
-    torch._C.default_generator.set_state(states[0])
+    default_generator().set_state(states[0])
     if states[1:]:
         torch.cuda.set_rng_state_all(states[1:])
 

@@ -19,6 +19,7 @@ from fxpasses.capture.tracing.internals import (
 from fxpasses.capture.tracing.memory import Memory
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.core.randomness import drawn, may_draw
 
 
 class Host(Protocol):
@@ -102,7 +103,7 @@ class DispatchMode(TorchDispatchMode):
         self._before(func, rule, args, kwargs)
         host.evaluating += 1
         try:
-            out = self._draw(func, args, kwargs) if rule.is_random else func(*args, **kwargs)
+            out = self._draw(func, args, kwargs) if may_draw(func) else func(*args, **kwargs)
         finally:
             host.evaluating -= 1
         if rule.squeezes:
@@ -134,14 +135,14 @@ class DispatchMode(TorchDispatchMode):
         """Run an operation that may draw random numbers, and note if it did."""
         host = self._host
         before = GeneratorStates()
-        out = func(*args, **kwargs)
+        out = drawn(func, args, kwargs)
         if before.differ():
             host.memory.before_random(before.restore)
         return out
 
 
 class GeneratorStates:
-    """The states of torch's random generators at one moment."""
+    """The states of this thread's random generators at one moment."""
 
     def __init__(self) -> None:
         with modes_off():

@@ -1,7 +1,6 @@
 """Record what a module computes as a graph, and what cannot be recorded as opaque leaves."""
 
 import importlib
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +27,7 @@ from fxpasses.capture.tracing.request import (
 from fxpasses.capture.tracing.running import run_module
 from fxpasses.capture.tracing.structures import map_leaves
 from fxpasses.capture.tracing.watch import RandomStates, World
+from fxpasses.core.randomness import own_generator
 
 __all__ = [
     "CAPTURE_LOCK",
@@ -54,7 +54,7 @@ def trace(request: Request) -> Trace:
             carries what the root's own code returned, and the calls below it.
         Outside: globals changed and `request.strict` is off.
     """
-    with CAPTURE_LOCK:
+    with CAPTURE_LOCK, own_generator():
         _import_early()
         return run_deep(_depth(request.root), _Run(request).run_the_trace)
 
@@ -64,9 +64,7 @@ def _import_early() -> None:
 
     Dynamo keeps tables of the builtins that it finds: it must not find ours.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._dynamo")
 
 
 class _Run:
