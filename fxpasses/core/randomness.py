@@ -2,10 +2,12 @@
 
 Torch has one default generator on the CPU for all threads. A model that is run to be looked at
 draws from it; if it were set back afterwards, whoever trains beside us would see numbers twice.
-So this thread draws from a copy. Generators on a GPU, Python's and NumPy's have no such way: see
-`core.surroundings`.
+So this thread draws from a copy. The generators of GPUs, of Python and of NumPy are everybody's;
+they are put back, but only where they moved.
 """
 
+import random
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,3 +162,48 @@ def _torch_asks_each_thread() -> Generator[None]:
             _USERS.remove(user)
             if not _USERS:
                 _RANDOM.default_generator = torch.default_generator
+
+
+# -- Python's and NumPy's
+
+
+class PythonNumbers:
+    """Where the global generators of Python and NumPy stand at one moment.
+
+    No thread has its own. What others draw between now and `restore`, they may draw again, if that
+    finds the generators moved.
+    """
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = _numpy_state()
+
+    def changed(self) -> bool:
+        return self._python_moved() or self._numpy_moved()
+
+    def restore(self) -> None:
+        if self._python_moved():
+            random.setstate(self._python)
+        numpy = _numpy_random()
+        if numpy is not None and self._numpy is not None and self._numpy_moved():
+            numpy.set_state(self._numpy)
+
+    def _python_moved(self) -> bool:
+        return random.getstate() != self._python
+
+    def _numpy_moved(self) -> bool:
+        return _digest(_numpy_state()) != _digest(self._numpy)
+
+
+def _numpy_random() -> Any:
+    # Numbers can have been drawn from NumPy only if somebody has imported it.
+    return getattr(sys.modules.get("numpy"), "random", None)
+
+
+def _numpy_state() -> Any:
+    numpy = _numpy_random()
+    return None if numpy is None else numpy.get_state()
+
+
+def _digest(state: Any) -> Any:
+    return None if state is None else (state[1].tobytes(), *state[2:])

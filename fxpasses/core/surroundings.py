@@ -1,13 +1,19 @@
-"""What is global to a process and a pass must leave alone: random states, modes, torch's flags."""
+"""What is global to a process and a pass must leave alone: random states, modes, torch's flags.
 
-import random
-import sys
+Grad mode, autocast and the default device are a thread's own. The rest is the process's: it is put
+back only where it has changed, which code of the model or of a pass must have done. That another
+thread did it in this very moment, nothing shows; it is put back as well. The CPU's random state is
+missing here: see `core.randomness`.
+"""
+
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch.backends import cuda, cudnn, mkldnn
+
+from fxpasses.core.randomness import PythonNumbers
 
 Restore = Callable[[], object]
 
@@ -35,15 +41,10 @@ def surroundings_kept() -> Generator[None]:
 
 
 def _random_states() -> Iterator[Restore]:
-    # Of these no thread can have its own. They are put back where they moved, so what other threads
-    # drew from them meanwhile, they may draw again.
-    yield _kept(random.getstate, random.setstate)
+    yield PythonNumbers().restore
     # Asking a GPU that was never used for its state would make a context on it.
     if torch.cuda.is_initialized():
         yield _kept(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all, _all_equal)
-    # Numbers can have been drawn from NumPy only if somebody has imported it.
-    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
-        yield _kept(numpy.random.get_state, numpy.random.set_state, _equal_arrays)
 
 
 def _modes() -> Iterator[Restore]:
@@ -101,10 +102,3 @@ def _kept(
 
 def _all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(map(torch.equal, a, b))
-
-
-def _equal_arrays(a: Any, b: Any) -> bool:
-    """Whether two states of NumPy's are equal; what is not of its usual kind counts as moved."""
-    if not isinstance(a, tuple) or not isinstance(b, tuple):
-        return False
-    return a[0] == b[0] and bool((a[1] == b[1]).all()) and a[2:] == b[2:]

@@ -1,8 +1,6 @@
 """Run a model without a trace: what it writes, draws and remembers is put back."""
 
 import copy
-import random
-import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # pyright: ignore[reportPrivateUsage]  no public way to keep a counter
 from torch.utils._pytree import tree_leaves
 
-from fxpasses.core.randomness import default_generator
+from fxpasses.core.randomness import PythonNumbers, default_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,40 +20,26 @@ class RandomState:
 
     cpu: Tensor
     cuda: tuple[Tensor, ...]
-    python: object
-    numpy: Any
+    python: PythonNumbers
 
     @classmethod
     def now(cls) -> "RandomState":
         # Asking a GPU that was never used for its state would make a context on it.
         used = torch.cuda.is_initialized()
-        numpy = _numpy_random()
-        return cls(
-            default_generator().get_state(),
-            tuple(torch.cuda.get_rng_state_all()) if used else (),
-            random.getstate(),
-            None if numpy is None else numpy.get_state(),
-        )
+        cuda = tuple(torch.cuda.get_rng_state_all()) if used else ()
+        return cls(default_generator().get_state(), cuda, PythonNumbers())
 
     def restore(self) -> None:
         default_generator().set_state(self.cpu)
-        if self.cuda:
+        if self.cuda and not all(map(torch.equal, torch.cuda.get_rng_state_all(), self.cuda)):
             torch.cuda.set_rng_state_all(list(self.cuda))
-        random.setstate(self.python)  # pyright: ignore[reportArgumentType]  what `getstate` gave
-        numpy = _numpy_random()
-        if numpy is not None and self.numpy is not None:
-            numpy.set_state(self.numpy)
+        self.python.restore()
 
     def same_torch(self, other: "RandomState") -> bool:
         """Whether torch's generators stand at the same place."""
         return torch.equal(self.cpu, other.cpu) and all(
             torch.equal(a, b) for a, b in zip(self.cuda, other.cuda, strict=False)
         )
-
-
-def _numpy_random() -> Any:
-    # A model can draw from NumPy only if somebody has imported it.
-    return getattr(sys.modules.get("numpy"), "random", None)
 
 
 @contextmanager

@@ -22,12 +22,16 @@ def run_deep(depth: int, function: Callable[[], T]) -> T:
     """Run `function`, which recurses into `depth` nested modules."""
     if depth <= _SHALLOW:
         return function()
+    # The limit is the process's. Other threads may recurse deeper for a while, which harms nothing
+    # that ends; captures hold a lock, so that none puts back another's.
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, 1000 + depth * _FRAMES_A_LEVEL))
+    raised = max(limit, 1000 + depth * _FRAMES_A_LEVEL)
+    sys.setrecursionlimit(raised)
     try:
         return function() if depth <= _NEEDS_THREAD else _in_thread(depth, function)
     finally:
-        sys.setrecursionlimit(limit)
+        if sys.getrecursionlimit() == raised:
+            sys.setrecursionlimit(limit)
 
 
 def _in_thread(depth: int, function: Callable[[], T]) -> T:
@@ -44,6 +48,7 @@ def _in_thread(depth: int, function: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
+    # The size is the process's, too: a thread that another one starts just now gets as much room.
     size = min(_LARGEST_STACK, 16 * 2**20 + depth * _STACK_A_LEVEL)
     before = threading.stack_size(size)
     try:
@@ -69,6 +74,7 @@ def _carried_state() -> Callable[[], Any]:
 
     def enter() -> Any:
         stack = ExitStack()
+        # OpenMP counts for each thread. For the process this is the number that it has already.
         torch.set_num_threads(threads)
         stack.enter_context(torch.inference_mode(inference))
         stack.enter_context(torch.set_grad_enabled(grad))

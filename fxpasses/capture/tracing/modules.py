@@ -24,7 +24,8 @@ from fxpasses.capture.tracing.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.tracing.running import run_module
 from fxpasses.capture.tracing.structures import Containers, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, is_leaf_tensor_module
-from fxpasses.capture.tracing.watch import RandomStates, Readers, World, stored_attributes
+from fxpasses.capture.tracing.watch import Readers, World, stored_attributes
+from fxpasses.core.randomness import PythonNumbers
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Running such a module again would change something that the trace cannot put back.
@@ -73,7 +74,7 @@ class ModuleTracer(AttributeTracer):
         self.calls: dict[str, Call] = {}
         self.changing: set[str] = set()
         self.world = world
-        self.random = RandomStates()
+        self.random = PythonNumbers()
         self._num_calls: dict[str, int] = {}
         self._called: list[str] = []  # in order, to take back
         # Lets `Tensor.name(x)` take traced values, where it does not yet.
@@ -230,7 +231,7 @@ class ModuleTracer(AttributeTracer):
                 self.guard_after("a module that changes state")
             if self.request.strict:
                 self.world.take()
-                self.random = RandomStates()
+                self.random = PythonNumbers()
             if held.changed():
                 reason = f"{opaque.path or 'a module'} changes a list or dict that it is given"
                 raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)

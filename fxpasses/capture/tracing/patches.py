@@ -1,4 +1,8 @@
-"""What is replaced in the process during a trace, for the tracing thread alone."""
+"""What is replaced in the process during a trace, for the tracing thread alone.
+
+Other threads pass through, for the price of a call. What they look at by identity meanwhile (a
+function of `math` that is pickled by its name, a builtin that Dynamo reads) is the replacement.
+"""
 
 import builtins
 import functools

@@ -26,8 +26,8 @@ from fxpasses.capture.tracing.request import (
 )
 from fxpasses.capture.tracing.running import run_module
 from fxpasses.capture.tracing.structures import map_leaves
-from fxpasses.capture.tracing.watch import RandomStates, World
-from fxpasses.core.randomness import own_generator
+from fxpasses.capture.tracing.watch import World
+from fxpasses.core.randomness import PythonNumbers, own_generator
 
 __all__ = [
     "CAPTURE_LOCK",
@@ -76,7 +76,7 @@ class _Run:
         self._request = request
         self._world = World(request.root)
         self._generators = GeneratorStates()
-        self._random = RandomStates()
+        self._random = PythonNumbers()
         self._paths = Paths(request.root)
         self._tracer = ModuleTracer(request, self._paths, self._world)
         self._inputs = Inputs(self._tracer)

@@ -3,7 +3,6 @@
 import collections
 import dis
 import inspect
-import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,32 +22,6 @@ def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
     """The name of the first part of torch's state that differs."""
     pairs = zip(REGION_NAMES, now, before, strict=True)
     return next(name for name, a, b in pairs if a != b)
-
-
-class RandomStates:
-    """The states of Python's and NumPy's global generators at one moment."""
-
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = _numpy_state()
-
-    def changed(self) -> bool:
-        return random.getstate() != self._python or _digest(_numpy_state()) != _digest(self._numpy)
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and self._numpy is not None:
-            numpy.random.set_state(self._numpy)
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None else numpy.random.get_state()
-
-
-def _digest(state: Any) -> Any:
-    return None if state is None else (state[1].tobytes(), *state[2:])
 
 
 # -- globals, classes, closures
@@ -182,7 +155,11 @@ class World:
             place.take()
 
     def restore(self, *, first: bool) -> None:
-        """Put back what was there at the last `take`, or when the watch began."""
+        """Put back what was there at the last `take`, or when the watch began.
+
+        That another thread wrote a name, which code of the model's writes as well, nothing shows:
+        it counts as the model's doing.
+        """
         for place in self.places:
             place.restore(first=first)
 
