@@ -6,8 +6,18 @@ from torch.fx import GraphModule
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from fxpasses.capture.inside import buffers_of, is_sealed, modules_of, parameters_of
+from fxpasses.capture.inside import (
+    buffers_of,
+    is_sealed,
+    modules_of,
+    overrides_operations,
+    parameters_of,
+)
+from fxpasses.capture.result.forms import tensors_of
 from fxpasses.errors import CaptureError
+
+# Tensors without values, with which capture and torch trace.
+_FAKES = ("torch._subclasses", "fxpasses.capture")
 
 
 def check_model(model: object) -> None:
@@ -34,6 +44,23 @@ def check_model(model: object) -> None:
             "that code into `forward`, or pass a module whose forward calls the model"
         )
     _check_weights(model)
+
+
+def check_example(values: object) -> None:
+    """Refuse tensors that hold other tensors: a graph of what was called on them says nothing.
+
+    Raises:
+        CaptureError: one of the arguments is of such a class.
+    """
+    for tensor in tensors_of(values):
+        kind = type(tensor)
+        wraps = overrides_operations(kind) and not kind.__module__.startswith(_FAKES)
+        if wraps or tensor.is_nested:
+            name = "nested tensor" if tensor.is_nested else kind.__name__
+            raise CaptureError(
+                f"the example holds a {name}, which does something of its own at every operation: "
+                "pass a plain tensor"
+            )
 
 
 def _check_weights(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from fxpasses.capture.admission import check_model, children_of
+from fxpasses.capture.admission import check_example, check_model, children_of
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
 from fxpasses.capture.inside import attributes_of, is_sealed
@@ -105,11 +105,13 @@ def capture(
 
     Raises:
         CaptureError: `model` is no module, its weights are not known yet, it is compiled as a
-            whole, or it raises on the example itself.
+            whole, it raises on the example itself, or the example holds a tensor of a class that
+            does something of its own at every operation.
     """
     check_model(model)
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
     example = None if args is None and kwargs is None else Arguments(given, kwargs or {})
+    check_example((given, dict(kwargs or {})))
     # Torch imports it on first use of a dispatch mode, and what it then keeps of Python's builtins
     # must not be what the tracer has put in their place.
     importlib.import_module("torch._dynamo")

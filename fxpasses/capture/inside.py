@@ -68,3 +68,19 @@ def all_modules(root: nn.Module) -> Iterator[nn.Module]:
             continue
         children = modules_of(module).values()
         stack.extend(child for child in reversed(children) if child is not None)
+
+
+_TENSOR: Final[Any] = Tensor
+_UNTOUCHED: Final[Any] = torch._C._disabled_torch_function_impl  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public name
+
+
+def overrides_functions(kind: Any) -> bool:
+    """Whether a class of tensors does something of its own where torch's functions are called."""
+    function = kind.__torch_function__
+    own = getattr(function, "__func__", function)
+    return own not in (_TENSOR.__torch_function__.__func__, _UNTOUCHED)
+
+
+def overrides_operations(kind: Any) -> bool:
+    """Whether a class of tensors does something of its own where operations are dispatched."""
+    return kind.__torch_dispatch__ is not _TENSOR.__torch_dispatch__

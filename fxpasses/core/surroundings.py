@@ -31,8 +31,13 @@ _FLAGS: Final[tuple[tuple[Any, str], ...]] = (
 
 @contextmanager
 def surroundings_kept() -> Generator[None]:
-    """Put random states, modes and flags back at the end, also when an error leaves the block."""
+    """Put random states, modes and flags back at the end, also when an error leaves the block.
+
+    Inside, autocast keeps no casts of weights: made of stand-ins, or under modes of torch, they
+    would be what the next call of the model reads.
+    """
     restores = [*_random_states(), *_modes(), *_flags()]
+    torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
@@ -57,6 +62,7 @@ def _modes() -> Iterator[Restore]:
     yield _kept(
         _deterministic, lambda now: torch.use_deterministic_algorithms(now[0], warn_only=now[1])
     )
+    yield _kept(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     for device in ("cpu", "cuda"):
         yield _autocast(device)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
+from fxpasses.capture.inside import overrides_functions
 from fxpasses.core import Numerics, Program
 from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import VerificationRecord
@@ -11,6 +12,7 @@ from fxpasses.verify.probes import example_probe
 from fxpasses.verify.runs import Run, named_tensors
 from fxpasses.verify.sites import PassRun
 from fxpasses.verify.stages import Question, Verification
+from fxpasses.verify.structures import tensors_of
 from fxpasses.verify.verdict import Verdict
 
 Level: TypeAlias = Literal["sites", "each", "full"]
@@ -61,6 +63,12 @@ def check(
     if arguments is None:
         findings.note("no example inputs were given, so nothing could be run")
         return Verdict(True, findings.record)
+    if kind := _unlike_tensors((arguments.args, dict(arguments.kwargs))):
+        findings.note(
+            f"not comparable: the example holds a {kind.__name__}, which does something of its own "
+            "where torch's functions are called"
+        )
+        return Verdict(True, findings.record)
     probe = example_probe(tuple(arguments.args), dict(arguments.kwargs))
     given = None if reference is None else Run(reference.outputs)
     question = Question(
@@ -74,6 +82,12 @@ def check(
     )
     with own_draws():
         return Verification(question, findings).verdict()
+
+
+def _unlike_tensors(values: Any) -> type | None:
+    """The class of a tensor that takes no part in runs in float64 as tensors do."""
+    kinds = (type(tensor) for tensor in tensors_of(values))
+    return next((kind for kind in kinds if overrides_functions(kind)), None)
 
 
 def _brings_weights(original: Program, optimised: Program, runs: Sequence[PassRun]) -> bool:

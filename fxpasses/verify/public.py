@@ -11,6 +11,7 @@ from fxpasses.capture.result.module import CapturedModule, entry_of
 from fxpasses.core import Program
 from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import VerificationRecord
+from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
 from fxpasses.verify.stages import Question, Verification
@@ -44,7 +45,7 @@ def verify(
         training=training,
         rounded_weights=True,
     )
-    with own_draws():
+    with surroundings_kept(), own_draws():
         return Verification(question, findings).verdict()
 
 

@@ -80,6 +80,7 @@ class Verification:
         changed = [one for one in self.passes if one.record.status != "unchanged"]
         numerics = {one.numerics for one in changed} if self.passes else {Numerics.ROUNDING}
         self._note_hooks()
+        self._note_autocast()
         check_folded(self.findings, self.optimised, self.sites, training=self.training)
         truth = self._walk(self.example)
         for note in check_dtypes(self.sites, self.original, self.example):
@@ -101,6 +102,12 @@ class Verification:
         if hooked:
             names = ", ".join(dict.fromkeys(hooked))
             self.findings.note(f"hooks run with every forward of the verification: {names}")
+
+    def _note_autocast(self) -> None:
+        """The own runs are under autocast where the capture was, as the calls will be."""
+        parameters = self.original.root.parameters()
+        if any(_cast_to(parameter) is not parameter.dtype for parameter in parameters):
+            self.findings.note(f"under autocast to {self.own}, and in float64 without it")
 
     # -- float64
 
@@ -284,7 +291,10 @@ def _before_other_meaning(passes: Sequence[PassRun]) -> list[PassRun]:
 
 
 def own_dtype(program: Program, example: Probe) -> torch.dtype:
-    """The float dtype that most of a model's weights have; where it has none, the example's."""
+    """The float dtype that most of a model's weights have; where it has none, the example's.
+
+    Under autocast it is the dtype that this casts them to.
+    """
     weights = [*program.root.parameters()]
     if not weights:
         leaves = tree_leaves((example.args, dict(example.kwargs)))
@@ -292,8 +302,18 @@ def own_dtype(program: Program, example: Probe) -> torch.dtype:
     counts: dict[torch.dtype, int] = {}
     for weight in weights:
         if weight.is_floating_point():
-            counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.numel()
+            dtype = _cast_to(weight)
+            counts[dtype] = counts.get(dtype, 0) + weight.numel()
     return max(counts, key=counts.__getitem__, default=torch.float32)
+
+
+def _cast_to(weight: Tensor) -> torch.dtype:
+    """The dtype that products with `weight` are computed in."""
+    device = weight.device.type
+    is_cast = weight.dtype is not torch.float64 and torch.amp.is_autocast_available(device)
+    if is_cast and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return weight.dtype
 
 
 def _address(tensor: Tensor) -> int:

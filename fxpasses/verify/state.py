@@ -170,7 +170,8 @@ def fresh(value: Any) -> Any:
 
 
 def _copy_of(tensor: Tensor, storages: dict[int, torch.UntypedStorage]) -> Tensor:
-    if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+    plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_quantized
+    if tensor.layout is not torch.strided or not plain:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     storage = tensor.untyped_storage()
     copied = storages.setdefault(storage.data_ptr(), storage.clone())

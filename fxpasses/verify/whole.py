@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from fxpasses.verify.compare import Difference, bit_equal, differences, worst
@@ -88,8 +88,11 @@ def _form_differences(new: Any, old: Any, words: Sequence[str]) -> Iterator[str]
 
 
 def _class(value: Any) -> type:
-    """A returned parameter counts as a tensor: a run may put a stand-in in its place."""
-    return Tensor if isinstance(value, nn.Parameter) else type(value)
+    """Parameters, and classes of tensors that do nothing of their own, count as tensors.
+
+    A run may put a stand-in in the place of the one, and loses the other on the way.
+    """
+    return Tensor if isinstance(value, Tensor) else type(value)
 
 
 def _leaf_form(new: Any, old: Any, words: Sequence[str]) -> Iterator[str]:
