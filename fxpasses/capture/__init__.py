@@ -4,7 +4,7 @@ from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.capture import Capture, Reference, capture
 from fxpasses.capture.coverage import Coverage
 from fxpasses.capture.example import infer_arguments
-from fxpasses.capture.fork import finish, fork
+from fxpasses.capture.fork import finish, fork, kept, milestone
 from fxpasses.capture.result.module import (
     CapturedModule,
     calls_of,
@@ -36,6 +36,8 @@ __all__ = [
     "fork",
     "guard_weights",
     "infer_arguments",
+    "kept",
+    "milestone",
     "pickle_fallback",
     "release",
     "twin",

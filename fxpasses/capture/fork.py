@@ -1,6 +1,7 @@
 """From a captured program to one that passes may change, and from that to what the user gets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ from fxpasses.capture.inside import (
 from fxpasses.capture.result.entry import Calls, Entry
 from fxpasses.capture.result.module import CapturedModule, entry_of, generate_code
 from fxpasses.capture.twins.twin import Twin, twin
-from fxpasses.core import Program, Watch
+from fxpasses.core import STANDS_FOR, VALUE, Program, Watch
 
 
 def fork(program: Program, *, move_graphs: bool = False) -> Program:
@@ -25,10 +26,34 @@ def fork(program: Program, *, move_graphs: bool = False) -> Program:
     modules do, which is enough for `finish`, and its graphs become those of the fork.
     """
     root, lineage = twin(program.root, move_graphs=move_graphs)
-    forked = Program(root, {path: lineage.new(module) for path, module in program})
+    # A pass may have cut off the module that calls a graph.
+    held = ((path, module) for path, module in program if module in lineage)
+    forked = Program(root, {path: lineage.new(module) for path, module in held})
     entry_of(root).lineage = lineage
     _count_anew(forked)
     return forked
+
+
+def kept(program: Program) -> Program:
+    """A fork of a program as passes have made it so far, that knows how its weights were folded."""
+    return replace(fork(program), folds=program.folds)
+
+
+def milestone(program: Program, made_anew: Collection[str] = ()) -> Program:
+    """A fork that whatever passes do from now on is compared with.
+
+    In both every node stands for itself from here on: what the values of the captured nodes were
+    says nothing of them any more. Nor does what the capture knew of them, in the graphs at the
+    paths `made_anew`.
+    """
+    for _, module in program:
+        for node in module.graph.nodes:
+            node.meta[STANDS_FOR] = node.name
+    made = kept(program)
+    for path, module in made:
+        for node in module.graph.nodes if path in made_anew else ():
+            node.meta.pop(VALUE, None)
+    return made
 
 
 def _count_anew(program: Program) -> None:

@@ -96,6 +96,24 @@ class CheckRecord:
     bound: float | None = None
     where: str = ""
     message: str = ""
+    against: str = ""
+    """What it was compared with, where that is not the original."""
+
+
+@dataclass(slots=True)
+class PieceRecord:
+    """Passes between two that change the meaning by request, or one of those by itself."""
+
+    passes: list[str]
+    """`3 swap_relu`, `1 dce (round 2)`."""
+    against: str = ""
+    """What they were compared with, where that is not the original."""
+    ok: bool | None = None
+    changes_meaning: bool = False
+    difference: float | None = None
+    """Relative L2 by which the outputs of the example were changed on purpose; None also where
+    they cannot be told apart by a number."""
+    forwards: int = 0
 
 
 @dataclass(slots=True)
@@ -111,6 +129,8 @@ class VerificationRecord:
     unverified: list[str] = field(default_factory=list[str])
     """Rewrites that no probe could reach."""
     undone: list[str] = field(default_factory=list[str])
+    pieces: list[PieceRecord] = field(default_factory=list[PieceRecord])
+    """What was verified against what, where a pass changes the meaning by request."""
     notes: list[str] = field(default_factory=list[str])
 
 

@@ -11,6 +11,7 @@ from fxpasses.core.record import (
     CheckRecord,
     OpaqueRecord,
     PassRecord,
+    PieceRecord,
     RefusalRecord,
     VerificationRecord,
 )
@@ -155,6 +156,8 @@ def _verification(record: Record, *, details: bool) -> Iterator[str]:
     lines = [_outcome(verification, dry_run=record.dry_run)]
     if verification.own_error is not None:
         lines.append(f"the original's own error against float64: {small(verification.own_error)}")
+    cut = len(verification.pieces) > 1
+    lines += [_piece(piece) for piece in verification.pieces] if cut else []
     lines += [_check_group(name, checks) for name, checks in _by_name(verification).items()]
     bad = [check for check in verification.checks if details or not check.ok]
     lines += [f"  {_check(check)}" for check in bad]
@@ -176,6 +179,18 @@ def _outcome(verification: VerificationRecord, *, dry_run: bool) -> str:
     forwards = f", {count(verification.forwards, 'forward')}" if verification.forwards else ""
     rule = f": {verification.rule}" if verification.rule else ""
     return f"{outcome}{rule} (level {verification.level}{forwards})"
+
+
+def _piece(piece: PieceRecord) -> str:
+    names = ", ".join(piece.passes) or "the capture"
+    against = piece.against or "the original"
+    if not piece.changes_meaning:
+        outcome = {True: "verified", False: "WRONG", None: "not verified"}[piece.ok]
+        return f"{names}: {outcome} against {against}"
+    changed = f"the outputs differ from those of {against}"
+    if piece.difference is None:
+        return f"{names}: changes the meaning by request: {changed}"
+    return f"{names}: changes the meaning by request: {changed} by {small(piece.difference)}"
 
 
 def _by_name(verification: VerificationRecord) -> dict[str, list[CheckRecord]]:
@@ -209,7 +224,8 @@ def _check(check: CheckRecord) -> str:
     value = f" {small(check.error)} against {small(check.bound)}" if check.error is not None else ""
     state = "ok" if check.ok else "FAILED"
     message = f": {check.message}" if check.message else ""
-    return f"{check.name} {state} on {check.probe or '-'}{where}{value}{message}"
+    against = f" (against {check.against})" if check.against else ""
+    return f"{check.name} {state} on {check.probe or '-'}{where}{value}{message}{against}"
 
 
 def _calls(calls: Mapping[str, Any] | None) -> Iterator[str]:

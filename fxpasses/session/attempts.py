@@ -25,9 +25,10 @@ from fxpasses.errors import FxPassesError, VerificationError
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.search import first_bad
+from fxpasses.session.cuts import Cuts
 from fxpasses.session.folded import folded_tensors
 from fxpasses.session.settings import Settings
-from fxpasses.verify import Blame, Verdict, check
+from fxpasses.verify import Blame, Cut, Verdict, check
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Attempt:
     program: Program
     runs: Sequence[PassRun]
     verdict: Verdict | None = None
+    cuts: Sequence[Cut] = ()
 
     @cached_property
     def folded(self) -> list[Tensor]:
@@ -122,12 +124,16 @@ class Attempts:
         left_out = set(undone.passes)
         if up_to is not None:
             left_out.update(range(up_to + 1, self._total + 1))
+        pipeline = without(self.pipeline, left_out)
+        cuts = Cuts(pipeline)
+        verified = self.settings.level is not None and self.captured.arguments is not None
         manager = PassManager(
-            without(self.pipeline, left_out),
+            pipeline,
             training=self.settings.training,
             gate=self.settings.gate(undone.rewrites),
-            keep_regions=self.settings.level is not None,
+            keep_regions=verified,
             on_failure=self.settings.on_failure,
+            observers=[cuts] if verified else [],
             effects=self.registry.effects,
         )
         start = time.perf_counter()
@@ -136,7 +142,7 @@ class Attempts:
         self.seconds["passes"] += time.perf_counter() - start
         self.notes = manager.notes
         kept = [run for run in runs if run.record.position not in left_out]
-        return Attempt(program, kept)
+        return Attempt(program, kept, cuts=cuts.made)
 
     def _check(self, attempt: Attempt) -> Verdict:
         return check(
@@ -147,6 +153,7 @@ class Attempts:
             self.captured.reference,
             level=self.settings.level or "sites",
             training=self.settings.training,
+            cuts=attempt.cuts,
         )
 
     def _verify(self, attempt: Attempt) -> Attempt:

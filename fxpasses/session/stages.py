@@ -147,10 +147,7 @@ class Session:
             record.verification = attempt.verdict.record
         record.verification.undone = attempts.undone_names
         record.notes += attempts.notes
-        record.notes += [
-            f"undone: {blame.pass_name} at {blame.node}: {blame.message}"
-            for blame in attempts.blames
-        ]
+        record.notes += [f"undone: {blame}" for blame in attempts.blames]
 
     def _look_for_trouble(self, attempt: Attempt) -> None:
         verdict = attempt.verdict

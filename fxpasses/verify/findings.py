@@ -12,6 +12,8 @@ class Findings:
     """The record under way."""
 
     record: VerificationRecord = field(default_factory=VerificationRecord)
+    against: str = ""
+    """What everything is compared with, where that is not the original."""
 
     def add(
         self,
@@ -26,7 +28,8 @@ class Findings:
     ) -> bool:
         """Keep a check. It failed if there is a message, unless `ok` says otherwise."""
         passed = not message if ok is None else ok
-        self.record.checks.append(CheckRecord(name, probe, passed, error, bound, where, message))
+        check = CheckRecord(name, probe, passed, error, bound, where, message, self.against)
+        self.record.checks.append(check)
         return passed
 
     def judge(

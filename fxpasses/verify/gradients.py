@@ -101,7 +101,7 @@ def check_gradients(
         if t.requires_grad and t.is_floating_point()
     }
     findings.note("gradients are compared on float64 copies of the weights")
-    ours, theirs = Side(optimised, optimised.folds), Side(original, Folds())
+    ours, theirs = Side(optimised, optimised.folds), Side(original, original.folds)
     for step in range(1, steps + 1):
         try:
             old = _backward(runs, theirs, example, wanted)

@@ -16,14 +16,14 @@ from fxpasses.verify.findings import Findings
 from fxpasses.verify.folded import check_folded
 from fxpasses.verify.gradients import check_gradients
 from fxpasses.verify.meaning import check_meaning
+from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probe, has_floats, single_probes
 from fxpasses.verify.runner import roots_of
 from fxpasses.verify.runs import Run, Runs, named_tensors
-from fxpasses.verify.sites import PassRun, sites_of
+from fxpasses.verify.sites import PassRun, Site, sites_of
 from fxpasses.verify.state import RandomState
 from fxpasses.verify.unavailable import first_line, is_unavailable
-from fxpasses.verify.untouched import check_untouched
 from fxpasses.verify.verdict import Verdict
 from fxpasses.verify.walk import Walk
 from fxpasses.verify.whole import check_effects, check_form, check_written, meaning_bound
@@ -50,6 +50,25 @@ class Question:
     training: bool = False
     rounded_weights: bool = False
     """Whether weights were folded that nobody knows the formula of any more."""
+    sections: Sequence[Section] = ()
+    """The passes with what their rewrites are compared with; by default all with `original`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hike:
+    """The sites of one section, and the walk over the program that they are compared with."""
+
+    program: Program
+    sites: list[Site]
+    walk: Walk
+
+    @classmethod
+    def over(cls, section: Section, optimised: Program, own: torch.dtype) -> "Hike":
+        program = section.reference
+        sites = sites_of(section.passes, list(program.graphs))
+        by_path = {path: [site for site in sites if site.path == path] for path in program.graphs}
+        given = frozenset(_address(tensor) for tensor in named_tensors(program).values())
+        return cls(program, sites, Walk(by_path, optimised.folds, own, given))
 
 
 class Verification:
@@ -67,14 +86,12 @@ class Verification:
         self.runs = Runs(RandomState.now(), self.own)
         # The reference was run before, along with the capture.
         self.runs.forwards = 0 if self.reference is None else 1
-        self.sites = sites_of(_before_other_meaning(self.passes), list(self.original.graphs))
-        self.walk = Walk(
-            {path: [s for s in self.sites if s.path == path] for path in self.original.graphs},
-            self.optimised.folds,
-            self.own,
-            frozenset(_address(tensor) for tensor in named_tensors(self.original).values()),
-        )
+        sections = question.sections or [Section(self.original, list(self.passes))]
+        self.hikes = [Hike.over(section, self.optimised, self.own) for section in sections]
+        self.sites = [site for hike in self.hikes for site in hike.sites]
         self.comparable = True
+        self.result: Run | None = None
+        """The run of the result on the example, once it has been made."""
 
     def verdict(self) -> Verdict:
         changed = [one for one in self.passes if one.record.status != "unchanged"]
@@ -83,12 +100,10 @@ class Verification:
         self._note_autocast()
         check_folded(self.findings, self.optimised, self.sites, training=self.training)
         truth = self._walk(self.example)
-        for note in check_dtypes(self.sites, self.original, self.example):
-            self.findings.note(note)
-        if Numerics.MEANING in numerics:
-            self._check_other_meaning()
-        else:
-            self._check_whole(truth, numerics)
+        for hike in self.hikes:
+            for note in check_dtypes(hike.sites, hike.program, self.example):
+                self.findings.note(note)
+        self._check_whole(truth, numerics)
         return self._concluded()
 
     def _note_hooks(self) -> None:
@@ -112,10 +127,19 @@ class Verification:
     # -- float64
 
     def _walk(self, probe: Probe) -> Run | None:
-        """The original in float64, its sites judged on the way; None if it cannot be run so."""
-        self.walk.next_probe(probe.name)
+        """The original in float64, all sites judged on the way; None if it cannot be run so."""
+        first, *later = self.hikes
+        truth = self._walk_over(first, probe)
+        if truth is not None:
+            for hike in later:
+                if hike.sites:
+                    self._walk_over(hike, probe)
+        return truth
+
+    def _walk_over(self, hike: "Hike", probe: Probe) -> Run | None:
+        hike.walk.next_probe(probe.name)
         try:
-            return self.runs.wide(self.original, probe, walk=self.walk)
+            return self.runs.wide(hike.program, probe, walk=hike.walk)
         except Exception as error:  # the original refuses a probe, or has no float64
             if probe is self.example:
                 text = f"{type(error).__name__}: {first_line(error)}"
@@ -181,7 +205,7 @@ class Verification:
         )
         reference = self.reference or self.runs.own(self.original, self.example)
         neutral = precision.neutral_runs()
-        result = self._own_result()
+        result = self.result = self._own_result()
         if result is not None:
             form = check_form(
                 self.findings,
@@ -236,23 +260,6 @@ class Verification:
             checks = self.findings.record.checks
             checks[:] = [check for check in checks if check not in wholes]
 
-    def _check_other_meaning(self) -> None:
-        """A pass that gives the model another meaning may do so at its sites and nowhere else."""
-        changed = [one for one in self.passes if one.record.status != "unchanged"]
-        if len(changed) > 1:
-            self.findings.note(
-                "a pass changes the meaning by request, and what other passes did beside it was "
-                "compared only at the sites before it"
-            )
-            self.comparable = False
-            return
-        check_untouched(self.findings, self.original, self.optimised, changed[0])
-        reference = self.reference or self.runs.own(self.original, self.example)
-        result = self._own_result()
-        if result is not None:
-            check_form(self.findings, result, reference, self.example)
-        self.findings.note("the meaning was changed by request: values are not compared")
-
     # -- the end
 
     def _concluded(self) -> Verdict:
@@ -279,15 +286,6 @@ class Verification:
         fill_record(self.passes, self.sites)
         blames = blames_of(self.passes, self.sites, whole_failed=failed)
         return Verdict(not failed, record, blames)
-
-
-def _before_other_meaning(passes: Sequence[PassRun]) -> list[PassRun]:
-    kept: list[PassRun] = []
-    for one in passes:
-        if one.numerics is Numerics.MEANING:
-            break
-        kept.append(one)
-    return kept
 
 
 def own_dtype(program: Program, example: Probe) -> torch.dtype:

@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 from fxpasses.capture import capture, fork
 from fxpasses.core import Applied, Editor, Numerics, Program
 from fxpasses.core.record import PassRecord
-from fxpasses.verify import Verdict, check, pieces, verify
+from fxpasses.verify import Cut, Verdict, check, verify
+from fxpasses.verify.pieces import pieces
 from tests.verify.faults import IMAGE, Plain
 from tests.verify.support import Call, Case, Done, Reference, captured
 
@@ -21,18 +22,14 @@ IMAGES = torch.randn(IMAGE, generator=torch.Generator().manual_seed(1))
 VECTORS = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
 
 
-def verdict_on(
-    case: Case, model: nn.Module, *args: Any, level: Any = "sites", training: bool = False
-) -> Verdict:
+def verdict_on(case: Case, model: nn.Module, *args: Any, **options: Any) -> Verdict:
     torch.manual_seed(5)
     given = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
     snapshot = torch.get_rng_state()
     with torch.no_grad():
         reference = Reference(model(*given))
     torch.set_rng_state(snapshot)
-    verdict = check(
-        case.original, case.work, case.done, Call(args), reference, level=level, training=training
-    )
+    verdict = check(case.original, case.work, case.done, Call(args), reference, **options)
     assert torch.equal(torch.get_rng_state(), snapshot)
     return verdict
 
@@ -303,7 +300,8 @@ def test_a_change_of_meaning_must_leave_alone_what_comes_before() -> None:
         case.apply(swap, "relu", name="swap", numerics=Numerics.MEANING)
         if also:
             case.named("tanh").target = torch.sin
-        return verdict_on(case, model, VECTORS)
+        cuts = [Cut(case.done[0].record, case.original, case.work)]
+        return verdict_on(case, model, VECTORS, cuts=cuts)
 
     assert run(also=False).ok
     assert "tanh" in failures(run(also=True))[0][1]
@@ -313,10 +311,14 @@ def test_a_pipeline_is_cut_at_changes_of_meaning() -> None:
     case = captured(Calls(lambda m, x: x))
     for numerics in (Numerics.EXACT, Numerics.ROUNDING, Numerics.MEANING, Numerics.ROUNDING):
         case.foreign(str(numerics), numerics)
+    cuts = [Cut(case.done[2].record, case.original, case.work)]
 
-    cut = [[run.record.name for run in piece] for piece in pieces(case.done)]
+    parts = pieces(case.original, case.work, case.done, cuts)
 
+    cut = [[run.record.name for run in part.passes] for part in parts]
     assert cut == [["exact", "rounding"], ["meaning"], ["rounding"]]
+    with pytest.raises(ValueError, match="meaning"):
+        pieces(case.original, case.work, case.done, [])
 
 
 def test_without_an_example_nothing_is_claimed() -> None:
