@@ -21,7 +21,6 @@ from fxpasses.core import (
 )
 from fxpasses.core.collections import collections_paused
 from fxpasses.core.record import PassRecord
-from fxpasses.errors import FxPassesError, VerificationError
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.search import first_bad
@@ -158,15 +157,7 @@ class Attempts:
 
     def _verify(self, attempt: Attempt) -> Attempt:
         start = time.perf_counter()
-        try:
-            verdict = self._check(attempt)
-        except FxPassesError:
-            raise
-        except Exception as error:
-            raise VerificationError(
-                f"verification was broken off: a run raised {type(error).__name__}: {error}. Use "
-                "verify=False for a result that was not checked"
-            ) from error
+        verdict = self._check(attempt)
         self.seconds["verify"] += time.perf_counter() - start
         return replace(attempt, verdict=verdict)
 

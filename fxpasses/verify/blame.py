@@ -2,14 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 
+from fxpasses.verify.raised import ProgramError
 from fxpasses.verify.sites import PassRun, Site
 from fxpasses.verify.verdict import Blame
 
 
 def blames_of(
-    passes: Sequence[PassRun], sites: Sequence[Site], *, whole_failed: bool
+    passes: Sequence[PassRun],
+    sites: Sequence[Site],
+    *,
+    whole_failed: bool,
+    raised: ProgramError | None = None,
 ) -> list[Blame]:
-    """The rewrites that fail at their site; or the one pass that can be at fault; or nothing."""
+    """The rewrites that fail at their site; or the one at fault as a whole; or nothing.
+
+    That is the one whose node `raised`, or the one pass with changes that no site has verified.
+    """
     found: dict[str, Blame] = {}
     for site in sites:
         if site.failure:
@@ -18,8 +26,21 @@ def blames_of(
             found.setdefault(applied.id, blame)
     if found or not whole_failed:
         return list(found.values())
+    if raised is not None and (made := list(_makers(passes, raised))):
+        return made
     suspects = list(_suspects(passes, sites))
     return suspects if len(suspects) == 1 else []
+
+
+def _makers(passes: Sequence[PassRun], raised: ProgramError) -> Iterator[Blame]:
+    """The rewrite that made the node that raised."""
+    if raised.node is None or raised.path is None:
+        return
+    for one in passes:
+        for applied in one.applied.get(raised.path, ()):
+            if raised.node.name in applied.created:
+                message = f"the result raises {raised}"
+                yield Blame(applied.id, one.record.name, applied.node, applied.source, message)
 
 
 def _suspects(passes: Sequence[PassRun], sites: Sequence[Site]) -> Iterator[Blame]:

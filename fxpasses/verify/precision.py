@@ -10,6 +10,7 @@ from fxpasses.verify.compare import bit_equal, differences, worst
 from fxpasses.verify.findings import Findings, where
 from fxpasses.verify.neutral import SHARES, other_sums
 from fxpasses.verify.probes import Probe, reseeded_probe
+from fxpasses.verify.raised import ProgramError
 from fxpasses.verify.runs import OUTPUTS, Run, Runs
 from fxpasses.verify.trail import Key
 from fxpasses.verify.whole import Comparison, distance, note_stop, outputs_error
@@ -125,6 +126,12 @@ class Precision:
 
     def _second_opinion(self, key: Key) -> bool:
         """Whether two more sets of inputs show that the first alarm was bad luck."""
+        try:
+            return self._is_bad_luck(key)
+        except ProgramError:  # Inputs that one of the two does not take say nothing.
+            return False
+
+    def _is_bad_luck(self, key: Key) -> bool:
         ratios: list[float] = []
         for seed in (2, 3):
             probe = reseeded_probe(self.example, seed)

@@ -33,7 +33,7 @@ def verify(
     what: the bound in float64 leaves room for that.
 
     Raises:
-        Whatever `original` raises on the example.
+        VerificationError: `original` itself raises on the example; what it raises is the cause.
     """
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     findings = Findings(VerificationRecord(level="whole"))

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fxpasses.core import STANDS_FOR, Program
 from fxpasses.verify.float64 import Float64, float64
 from fxpasses.verify.probes import Probe
+from fxpasses.verify.raised import raised_by
 from fxpasses.verify.runner import (
     Environment,
     MakeVisitor,
@@ -103,7 +104,8 @@ class Runs:
             under or nullcontext(),
             Follow(trail),
         ):
-            outputs = run_program(program, args, kwargs, _recorders(trail, _same))
+            with raised_by(program):
+                outputs = run_program(program, args, kwargs, _recorders(trail, _same))
             random = RandomState.now()
             after = named_tensors(program)
         written = {k: v for k, v in after.items() if k in before and _changed(v, before[k])}
@@ -131,7 +133,9 @@ class Runs:
             visitors = (
                 _recorders(trail, seen.reads) if walk is None else _walkers(walk, seen, trail)
             )
-            outputs = seen.reads(run_program(program, args, kwargs, visitors))
+            with raised_by(program):
+                outputs = run_program(program, args, kwargs, visitors)
+            outputs = seen.reads(outputs)
             arguments = seen.reads((args, kwargs))
             after = {
                 name: seen.read(tensor)

@@ -1,6 +1,6 @@
 """One verification, stage by stage."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,12 @@ from fxpasses.verify.meaning import check_meaning
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probe, has_floats, single_probes
+from fxpasses.verify.raised import ProgramError, broken_off, typed
 from fxpasses.verify.runner import roots_of
 from fxpasses.verify.runs import Run, Runs, named_tensors
 from fxpasses.verify.sites import PassRun, Site, sites_of
 from fxpasses.verify.state import RandomState
-from fxpasses.verify.unavailable import first_line, is_unavailable
+from fxpasses.verify.unavailable import is_unavailable
 from fxpasses.verify.verdict import Verdict
 from fxpasses.verify.walk import Walk
 from fxpasses.verify.whole import check_effects, check_form, check_written, meaning_bound
@@ -92,8 +93,19 @@ class Verification:
         self.comparable = True
         self.result: Run | None = None
         """The run of the result on the example, once it has been made."""
+        self.raised: ProgramError | None = None
+        """What the result raised first."""
 
     def verdict(self) -> Verdict:
+        """The whole verification.
+
+        Raises:
+            VerificationError: the original itself raises, or a program does only sometimes.
+        """
+        with typed():
+            return self._verdict()
+
+    def _verdict(self) -> Verdict:
         changed = [one for one in self.passes if one.record.status != "unchanged"]
         numerics = {one.numerics for one in changed} if self.passes else {Numerics.ROUNDING}
         self._note_hooks()
@@ -140,10 +152,15 @@ class Verification:
         hike.walk.next_probe(probe.name)
         try:
             return self.runs.wide(hike.program, probe, walk=hike.walk)
-        except Exception as error:  # the original refuses a probe, or has no float64
-            if probe is self.example:
-                text = f"{type(error).__name__}: {first_line(error)}"
-                self.findings.note(f"the original cannot be run in float64: {text}")
+        except GuardMiss:
+            return None
+        except ProgramError as raised:
+            if probe is not self.example:
+                self.findings.note(f"the original does not take the probe {probe.name!r}: {raised}")
+                return None
+            if not is_unavailable(raised.error):
+                self._look_again(raised, lambda: self.runs.wide(hike.program, probe))
+            self.findings.note(f"the original cannot be run in float64: {raised}")
             return None
 
     def _check_meaning(self, probe: Probe, truth: Run, own_error: float) -> None:
@@ -153,18 +170,39 @@ class Verification:
         except GuardMiss:
             self.findings.note(f"on the probe {probe.name!r} the module's own code runs")
             return
-        except Exception as error:  # whatever the result raises is a finding
-            text = f"{type(error).__name__}: {first_line(error)}"
-            if is_unavailable(error):
-                self.findings.note(f"the result cannot be run in float64: {text}")
-            else:
-                self.findings.add("meaning", probe.name, message=f"the result raises {text}")
+        except ProgramError as raised:
+            if is_unavailable(raised.error):
+                self.findings.note(f"the result cannot be run in float64: {raised}")
+                return
+            self._look_again(raised, lambda: self.runs.wide(self.optimised, probe))
+            self._add_raised("meaning", probe, raised)
             return
         bound = meaning_bound(own_error, self.own)
         if self.question.rounded_weights:
             bound = max(bound, _ROUNDED_WEIGHTS * own_error)
         bound = check_meaning(self.findings, self.runs, self.original, probe, result, truth, bound)
         check_written(self.findings, result, truth, probe, bound)
+
+    def _look_again(self, raised: ProgramError, again: Callable[[], Run]) -> None:
+        """Return if the original itself runs, and if what raised raises again and again.
+
+        Raises:
+            ProgramError: the original raises, too.
+            VerificationError: what raised does so only sometimes.
+        """
+        self.runs.own(self.original, self.example)
+        for _ in range(2):  # What raises at every second run does so at one of two.
+            try:
+                again()
+            except (ProgramError, GuardMiss):
+                continue
+            what = f"the model raises {raised} only sometimes, this time"
+            raise broken_off(what) from raised.error
+
+    def _add_raised(self, name: str, probe: Probe, raised: ProgramError | GuardMiss) -> None:
+        self.findings.add(name, probe.name, message=f"the result raises {raised}")
+        if isinstance(raised, ProgramError):
+            self.raised = self.raised or raised
 
     def _check_probes(self, own_error: float) -> None:
         """Meaning on further inputs: one composite batch, or one by one where that is refused."""
@@ -204,7 +242,7 @@ class Verification:
             self.findings, self.runs, self.original, self.optimised, self.example, numerics
         )
         reference = self.reference or self.runs.own(self.original, self.example)
-        neutral = precision.neutral_runs()
+        neutral = self._neutral_runs(precision)
         result = self.result = self._own_result()
         if result is not None:
             form = check_form(
@@ -236,12 +274,24 @@ class Verification:
         self._look_at_itself()
 
     def _own_result(self) -> Run | None:
-        try:
+        def run() -> Run:
             return self.runs.own(self.optimised, self.example)
-        except Exception as error:  # whatever the result raises is a finding
-            text = f"the result raises {type(error).__name__}: {first_line(error)}"
-            self.findings.add("precision", self.example.name, message=text)
+
+        try:
+            return run()
+        except (GuardMiss, ProgramError) as raised:
+            if isinstance(raised, ProgramError):
+                self._look_again(raised, run)
+            self._add_raised("precision", self.example, raised)
             return None
+
+    def _neutral_runs(self, precision: Precision) -> list[Run]:
+        try:
+            return precision.neutral_runs()
+        except ProgramError as raised:
+            plain = self.runs.own(self.original, self.example)
+            self.findings.note(f"without neutral runs, in which the original raises {raised}")
+            return [plain]
 
     def _look_at_itself(self) -> None:
         """After a failure: is the original the same from run to run?"""
@@ -284,7 +334,7 @@ class Verification:
         failed = findings.failed
         record.ok = False if failed else (True if self.comparable else None)
         fill_record(self.passes, self.sites)
-        blames = blames_of(self.passes, self.sites, whole_failed=failed)
+        blames = blames_of(self.passes, self.sites, whole_failed=failed, raised=self.raised)
         return Verdict(not failed, record, blames)
 
 
