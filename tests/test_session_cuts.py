@@ -200,8 +200,10 @@ def test_the_forwards_of_all_pieces_are_counted(monkeypatch: pytest.MonkeyPatch)
         return right(*args, **kwargs)
 
     monkeypatch.setattr(verify_runs, "run_program", counted)
-    found = verification(fxpasses.run(Net().eval(), [Respell(), Swap(), Respell()], (X,)))
+    passes = [Swap(), Respell(), Swap(old=torch.tanh, new=torch.exp)]
+    found = verification(fxpasses.run(Net().eval(), passes, (X,)))
 
+    assert len(found.pieces) == 4
     assert found.forwards == made + 1  # the reference ran along with the capture
     assert sum(piece.forwards for piece in found.pieces) == found.forwards
 

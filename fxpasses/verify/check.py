@@ -93,6 +93,8 @@ class Checking:
         self.training = training
         self.last = reference
         """The run of the example on the program with which the next piece begins."""
+        self.forwards = 0 if reference is None else 1
+        """What was run before, along with the capture, and is not in any record yet."""
         self.against = ""
 
     def verdict(self, parts: Sequence[Piece | Change]) -> Verdict:
@@ -133,7 +135,8 @@ class Checking:
         )
         verification = Verification(question, findings)
         verdict = verification.verdict()
-        self.last = verification.result
+        verdict.record.forwards += self.forwards
+        self.last, self.forwards = verification.result, 0
         return verdict
 
     def _change(self, change: Change) -> tuple[Verdict, float | None]:

@@ -85,8 +85,6 @@ class Verification:
         self.thorough = findings.record.level == "full"
         self.own = own_dtype(self.original, self.example)
         self.runs = Runs(RandomState.now(), self.own)
-        # The reference was run before, along with the capture.
-        self.runs.forwards = 0 if self.reference is None else 1
         sections = question.sections or [Section(self.original, list(self.passes))]
         self.hikes = [Hike.over(section, self.optimised, self.own) for section in sections]
         self.sites = [site for hike in self.hikes for site in hike.sites]
