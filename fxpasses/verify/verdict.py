@@ -79,4 +79,5 @@ def _strictness(check: CheckRecord) -> tuple[bool, float]:
 
 def _text(check: CheckRecord) -> str:
     where = f" at {check.where}" if check.where else ""
-    return f"{check.name}{where} on the probe {check.probe!r}: {check.message}"
+    against = f" (against {check.against})" if check.against else ""
+    return f"{check.name}{where} on the probe {check.probe!r}: {check.message}{against}"
