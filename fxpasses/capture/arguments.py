@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fxpasses.capture.inside import memory_of
+from fxpasses.capture.inside import attributes_of, memory_of
 from fxpasses.capture.result.forms import tensors_of
 
 
@@ -52,8 +52,16 @@ def _copied_tensors(tensors: list[Tensor]) -> dict[int, Any]:
                     storages[memory] = tensor.untyped_storage().clone()
                 made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
                 made.set_(storages[memory], tensor.storage_offset(), tensor.size(), tensor.stride())
-        copies[key] = made.requires_grad_(tensor.requires_grad)
+        copies[key] = _like(tensor, made.requires_grad_(tensor.requires_grad))
     return copies
+
+
+def _like(tensor: Tensor, made: Tensor) -> Tensor:
+    """A copy with what Python can tell of the tensor besides its values."""
+    if type(tensor) is nn.Parameter:
+        made = nn.Parameter(made.detach(), tensor.requires_grad)
+    attributes_of(made).update(attributes_of(tensor))
+    return made
 
 
 def _rebuilt(value: Any, copies: Mapping[int, Any]) -> Any:

@@ -19,8 +19,10 @@ from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
 from fxpasses.capture.inside import attributes_of, is_sealed
 from fxpasses.capture.result.entry import Entry, own_function
+from fxpasses.capture.result.forms import tensors_of
 from fxpasses.capture.result.module import CapturedModule, around, entry_of, install
 from fxpasses.capture.result.pattern import Pattern
+from fxpasses.capture.result.questions import answer_of
 from fxpasses.capture.retraced import STAND_INS, bare, captured_before, show_guards
 from fxpasses.capture.tracing.tracer import (
     Call,
@@ -218,11 +220,18 @@ class _Capturing:
         earlier = captured_before(module)
         before = None if earlier is None else entry_of(earlier)
         reads_grad = made.reads_grad_mode or (before is not None and before.reads_grad_mode)
+        asked = made.asked if before is None else _also_asked(made.asked, before, example)
         forward = own_function(module)
         pattern = (
-            Pattern.by_names(forward)
+            Pattern.by_names(forward, asked)
             if example is None
-            else Pattern(example.args, example.kwargs, forward=forward, grad_matters=reads_grad)
+            else Pattern(
+                example.args,
+                example.kwargs,
+                forward=forward,
+                grad_matters=reads_grad,
+                asked=asked,
+            )
         )
         flags = [(_at(module, path), _at(module, path).training) for path in made.reads_training]
         entry = Entry(pattern, module, renamed=made.renamed, flags=flags)
@@ -289,6 +298,20 @@ class _Capturing:
         self._graphs[path] = install(child, made.graph, self._entry(child, made, call))
         self._below(child, path, made, exampled=call is not None)
         return True
+
+
+def _also_asked(
+    asked: Mapping[int, Mapping[str, Any]], before: Entry, example: Arguments | None
+) -> Mapping[int, Mapping[str, Any]]:
+    """What the model asked when the graph was made that is traced now, of whichever tensor."""
+    if before.pattern is None or example is None:
+        return asked
+    questions = before.pattern.questions
+    tensors = tensors_of((example.args, dict(example.kwargs)))
+    return {
+        number: {**{q: answer_of(tensor, q) for q in questions}, **asked.get(number, {})}
+        for number, tensor in enumerate(tensors)
+    }
 
 
 def _at(module: nn.Module, path: str) -> nn.Module:

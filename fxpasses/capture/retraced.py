@@ -22,6 +22,10 @@ def guard(value: Any, expected: Any) -> None:
     guards.guard(value, expected)
 
 
+def check_assert(condition: Any, message: Any) -> None:
+    guards.check_assert(condition, message)
+
+
 def check_len(values: Any, expected: Any) -> None:
     guards.check_len(values, expected)
 
@@ -40,6 +44,7 @@ def require_structure(value: Any, expected: Any) -> None:
 
 _STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     guards.guard: guard,
+    guards.check_assert: check_assert,
     guards.check_len: check_len,
     guards.check_unpack: check_unpack,
     guards.check_structure: check_structure,

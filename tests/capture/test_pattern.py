@@ -44,7 +44,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("rank", X, X[0]),
     ("dtype", X, X.double()),
     ("layout", X, X.to_sparse()),
-    ("type", X, X.as_subclass(Strange)),
+    ("a tensor of class Strange", X, X.as_subclass(Strange)),
     ("device", X, X.to("meta")),
     ("None", X, None),
     ("is 1.0", X, 1.0),

@@ -103,6 +103,11 @@ def asserted(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def asserted_by_torch(self: Any, x: Tensor) -> Tensor:
+    torch._assert(x.shape[1] == 3, f"bad {x.shape}")
+    return x * 2
+
+
 def filled_default(self: Any, x: Tensor) -> Any:
     found: dict[str, Any] = collections.defaultdict(list)
     found["a"] = x
@@ -282,7 +287,7 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
     ),
     (
         "assert_of_torch",
-        lambda s, x: (torch._assert(x.shape[1] == 3, f"bad {x.shape}"), x * 2)[1],
+        asserted_by_torch,
         {},
         CAPTURED,
         CAPTURED,

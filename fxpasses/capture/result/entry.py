@@ -11,7 +11,7 @@ from torch import nn
 
 from fxpasses.capture.inside import attributes_of
 from fxpasses.capture.result.forms import Args, Kwargs
-from fxpasses.capture.result.guards import GuardMiss
+from fxpasses.capture.result.guards import AssertionMiss, GuardMiss
 from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.twins.graphs import is_picklable
 from fxpasses.core import Watch
@@ -108,6 +108,8 @@ class Entry:
             graph_args, graph_kwargs = args, kwargs
         try:
             output = graph(*graph_args, **self._safe(graph_kwargs))
+        except AssertionMiss as miss:
+            reason = str(miss)
         except GuardMiss as miss:
             reason = f"a size: {miss}"
         else:

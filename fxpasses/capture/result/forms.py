@@ -6,16 +6,23 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from fxpasses.capture.inside import memory_of
+from fxpasses.capture.result.questions import answer_of, said, same_answer
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
 Difference: TypeAlias = str | None
+Answers: TypeAlias = tuple[tuple[str, Any], ...]
+"""Questions about a tensor, and the answers that a graph takes for granted."""
+Asked: TypeAlias = Mapping[int, Answers]
+
+_NOTHING_ASKED: Final[Asked] = MappingProxyType({})
 
 PLAIN = (type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 _SAID = (int, float, complex, str, torch.dtype, torch.device, enum.Enum)
@@ -34,12 +41,14 @@ class TensorForm:
     layout: torch.layout
     subclass: type | None
     requires_grad: bool | None = None
+    asked: Answers = ()
 
     def difference(self, value: Any, where: str) -> Difference:
         if not isinstance(value, Tensor):
             return f"{where} is {_said(value)} instead of a tensor"
+        if self.subclass is not _subclass(value):
+            return f"{where} is {_said(value)} instead of {_said_of_class(self.subclass)}"
         for word, mine, other in (
-            ("type", self.subclass, _subclass(value)),
             ("rank", self.rank, value.dim()),
             ("dtype", self.dtype, value.dtype),
             ("device", self.device, value.device.type),
@@ -49,7 +58,7 @@ class TensorForm:
                 return f"{where} has {word} {other} instead of {mine}"
         if self.requires_grad not in (None, value.requires_grad):
             return f"{where} has requires_grad={value.requires_grad}"
-        return None
+        return _other_answer(self.asked, value, where)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,44 +118,54 @@ class Omitted:
 class AnyTensor:
     """A tensor of which nothing is known: the graph was recorded by names alone."""
 
+    asked: Answers = ()
+
     def difference(self, value: Any, where: str) -> Difference:
         if isinstance(value, Tensor) and _subclass(value) is None:
-            return None
-        return f"{where} is {_said(value)} instead of a tensor"
+            return _other_answer(self.asked, value, where)
+        return f"{where} is {_said(value)} instead of an ordinary tensor"
 
 
 Form: TypeAlias = AnyTensor | TensorForm | Constant | Structure | Unknown | Omitted
 OMITTED = inspect.Parameter.empty
 
 
-class _Any:
+class Anything:
     """Stands for an argument of an example that nobody gave."""
 
 
-ANY: Final = _Any()
+def form_of(value: Any, *, gradients: bool = False, asked: Asked = _NOTHING_ASKED) -> Form:
+    """What a graph that was recorded with `value` takes for granted of it.
 
-
-def form_of(value: Any, *, gradients: bool = False) -> Form:
-    """What a graph that was recorded with `value` takes for granted of it."""
+    Args:
+        value: An argument, or an element of one.
+        gradients: Whether `requires_grad` of every tensor is taken for granted.
+        asked: What the model has asked of each tensor, by its identity, and the answers.
+    """
     if isinstance(value, Tensor):
         needs = value.requires_grad if gradients else None
         subclass = _subclass(value)
         return TensorForm(
-            value.dim(), value.dtype, value.device.type, value.layout, subclass, needs
+            value.dim(),
+            value.dtype,
+            value.device.type,
+            value.layout,
+            subclass,
+            needs,
+            asked.get(id(value), ()),
         )
     if type(value) in (float, complex) or isinstance(value, (*PLAIN, *_BY_IDENTITY)):
         return Constant(value)
     if inspect.isroutine(value):
         return Constant(value)
-    if value is ANY:
-        return AnyTensor()
+    if isinstance(value, Anything):
+        return AnyTensor(asked.get(id(value), ()))
     parts = _parts(value)
     if parts is None:
         return Unknown(type(value).__qualname__)
     keys, items = parts
-    return Structure(
-        type(value), tuple(keys), tuple(form_of(item, gradients=gradients) for item in items)
-    )
+    forms = tuple(form_of(item, gradients=gradients, asked=asked) for item in items)
+    return Structure(type(value), tuple(keys), forms)
 
 
 def _parts(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
@@ -161,6 +180,14 @@ def _parts(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         return names, tuple(getattr(value, name, None) for name in names)
+    return None
+
+
+def _other_answer(asked: Answers, value: Tensor, where: str) -> Difference:
+    for question, mine in asked:
+        other = answer_of(value, question)
+        if not same_answer(mine, other):
+            return f"{where} {said(question, other)}, where the capture's {said(question, mine)}"
     return None
 
 
@@ -203,13 +230,18 @@ def _same_constant(mine: Any, other: Any) -> bool:
 
 def _said(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor of rank {value.dim()}"
+        kind = _subclass(value)
+        return f"a tensor of rank {value.dim()}" if kind is None else _said_of_class(kind)
     if value is OMITTED:
         return "missing"
     if value is None or isinstance(value, _SAID):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:37]}..."
     return f"a {type(value).__name__}"
+
+
+def _said_of_class(kind: type | None) -> str:
+    return "an ordinary tensor" if kind is None else f"a tensor of class {kind.__name__}"
 
 
 # -- one tensor seen through several arguments
@@ -285,6 +317,9 @@ def _check(form: Form) -> Check:
 def _tensor_check(form: TensorForm) -> Check:
     rank, dtype, device, layout = form.rank, form.dtype, form.device, form.layout
     ordinary, subclass, needs = _TENSOR_TYPES, form.subclass, form.requires_grad
+    if form.asked:
+        plain = _tensor_check(dataclasses.replace(form, asked=()))
+        return lambda value: plain(value) and _other_answer(form.asked, value, "") is None
     if device in ("cpu", "cuda") and layout is torch.strided and needs is None and not subclass:
         on_cpu = device == "cpu"
 

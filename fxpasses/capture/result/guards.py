@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sized
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxpasses.errors import GuardError
@@ -19,6 +20,19 @@ def guard(value: object, expected: object) -> None:
     """Raise `GuardMiss` unless `value`, computed from sizes, is what the capture saw."""
     if value != expected:
         raise GuardMiss(f"{value} where the capture saw {expected}")
+
+
+class AssertionMiss(GuardMiss, AssertionError):  # noqa: N818 - as its base
+    """An assertion of the model fails: its own code says so in its own words."""
+
+
+@raising
+def check_assert(condition: object, message: object) -> None:
+    """As `torch._assert` where nothing has been changed yet, so that the own code can run."""
+    if torch.compiler.is_compiling():
+        torch._assert(condition, message)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  what compilers know
+    elif not condition:
+        raise AssertionMiss(f"an assertion of the model fails: {message}")
 
 
 @raising

@@ -6,14 +6,16 @@ state in about a microsecond, and is plain data otherwise.
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from fxpasses.capture.result.ambient import Ambient
 from fxpasses.capture.result.forms import (
-    ANY,
     OMITTED,
     PLAIN,
+    Anything,
     Args,
     Constant,
     Difference,
@@ -27,6 +29,8 @@ from fxpasses.capture.result.forms import (
     tensors_of,
 )
 
+_NOTHING: Final[Mapping[int, Mapping[str, Any]]] = MappingProxyType({})
+
 
 class Pattern:
     """What a call must look like. Immutable; copies of it are itself.
@@ -38,6 +42,8 @@ class Pattern:
             another form (by name, by position, defaults spelled out).
         grad_matters: Whether the grad mode is part of the pattern.
         gradients: Whether `requires_grad` of every tensor is part of the pattern.
+        asked: What the model has asked of the tensors of the call, by their number in the order
+            of `tensors_of`, and the answers.
     """
 
     def __init__(
@@ -48,22 +54,28 @@ class Pattern:
         forward: Callable[..., Any] | None = None,
         grad_matters: bool = False,
         gradients: bool = False,
+        asked: Mapping[int, Mapping[str, Any]] = _NOTHING,
     ) -> None:
-        self._gradients = gradients
-        self._args = tuple(form_of(value, gradients=gradients) for value in args)
-        self._kwargs = {key: form_of(v, gradients=gradients) for key, v in kwargs.items()}
         tensors = tensors_of((args, dict(kwargs)))
+        self._questions = frozenset(q for answers in asked.values() for q in answers)
+        given: Sequence[Any] = tensors or args
+        answers = {id(given[i]): tuple(sorted(found.items())) for i, found in asked.items()}
+        form = partial(form_of, gradients=gradients, asked=answers)
+        self._args = tuple(form(value) for value in args)
+        self._kwargs = {key: form(value) for key, value in kwargs.items()}
         self._aliases = aliases_of(tensors)
         devices = dict.fromkeys(("cpu", *(tensor.device.type for tensor in tensors), "cuda"))
         self._ambient = Ambient.now(
             tuple(d for d in devices if d != "meta"), grad_matters=grad_matters
         )
         self._signature = None if forward is None else _plain_signature(forward)
-        self._named = self._name_arguments(args, kwargs)
+        self._named = self._name_arguments(args, kwargs, form)
         self._compile()
 
     @classmethod
-    def by_names(cls, forward: Callable[..., Any]) -> "Pattern | None":
+    def by_names(
+        cls, forward: Callable[..., Any], asked: Mapping[int, Mapping[str, Any]] = _NOTHING
+    ) -> "Pattern | None":
         """What a call of `forward` must look like where there is no example.
 
         Every argument that must be given is a tensor, and no other is given. None where
@@ -76,9 +88,11 @@ class Pattern:
         required = [p for p in parameters if p.default is p.empty]
         if any(p.kind not in positional for p in required):
             return None
-        return cls(tuple(ANY for _ in required), {}, forward=forward)
+        return cls(tuple(Anything() for _ in required), {}, forward=forward, asked=asked)
 
-    def _name_arguments(self, args: Args, kwargs: Kwargs) -> dict[str, Form] | None:
+    def _name_arguments(
+        self, args: Args, kwargs: Kwargs, form: Callable[[Any], Form]
+    ) -> dict[str, Form] | None:
         if self._signature is None:
             return None
         try:
@@ -88,7 +102,7 @@ class Pattern:
         named: dict[str, Form] = {}
         for name, parameter in self._signature.parameters.items():
             if name in bound.arguments:
-                named[name] = form_of(bound.arguments[name], gradients=self._gradients)
+                named[name] = form(bound.arguments[name])
             elif isinstance(parameter.default, (float, *PLAIN)):
                 named[name] = Constant(parameter.default)
             else:
@@ -99,6 +113,11 @@ class Pattern:
         self.ambient_fits = self._ambient.compiled()
         self.fits = compiled_check(self._args, self._kwargs, self._aliases)
         self._order = tuple(self._kwargs) if self._order_matters() else None
+
+    @property
+    def questions(self) -> frozenset[str]:
+        """What the model has asked of the tensors that the call gives."""
+        return self._questions
 
     @property
     def reads_grad_mode(self) -> bool:

@@ -1,6 +1,7 @@
 """Torch functions, methods and properties that the model calls, as nodes or as answers."""
 
 import operator
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fxpasses.capture.result.calls import IN_PLACE
+from fxpasses.capture.result.guards import check_assert
 from fxpasses.capture.tracing.internals import ScriptMethod
 from fxpasses.capture.tracing.proxies import Made, Shape, Size, Value, find_value
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.values import (
-    FIXED_METHODS,
-    REFUSED_METHODS,
+    ANSWERED,
+    REFUSED,
     RESHAPES_IN_PLACE,
     SIZE_METHODS,
     UNKNOWN,
@@ -39,7 +41,7 @@ _NATIVE: Final = frozenset(
 # Questions about real tensors that Python may decide on for good: weights keep their shapes.
 _ABOUT_CONSTANTS: Final = (
     SIZE_METHODS
-    | FIXED_METHODS
+    | (ANSWERED - {"type"})  # which converts, too
     | frozenset(
         ["__repr__", "__format__", "__str__", "__hash__", "__dir__", "is_same_size", "is_tensor"]
     )
@@ -73,9 +75,21 @@ def torch_function(
             return function(*args, **kwargs)
         if name in _DECISIONS:
             raise host.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a tensor of the model")
+    if name == "_assert":
+        return _assert(host, function, *args, **kwargs)
     if torch.overrides.is_tensor_method_or_property(function):
         return _method(host, function, name, args, kwargs)
     return host.record("call_function", function, args, kwargs)
+
+
+_OF_A_VALUE: Final = re.compile(r"\{[\w.]+\}")  # as the text of a traced value
+
+
+def _assert(host: "Recorder", function: Any, condition: Any, message: Any) -> Any:
+    """An assertion on a traced value. Its text shall not tell of nodes."""
+    text = _OF_A_VALUE.sub("...", message) if isinstance(message, str) else message
+    check = function if host.memory.effect else check_assert
+    return host.record("call_function", check, (condition, text), {})
 
 
 def _method(
@@ -117,7 +131,7 @@ def call_tensor_method(
     host: "Recorder", value: Value, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """A method of a tensor: questions are answered or become sizes, the rest is a node."""
-    if name in REFUSED_METHODS:
+    if name in REFUSED:
         raise host.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"calls .{name}()")
     if name in RESHAPES_IN_PLACE:
         reason = f"changes a shape in place by .{name}()"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxpasses.capture.inside import attributes_of
 from fxpasses.capture.tracing.internals import functions_off, modes_off
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import OpaqueKind
@@ -83,6 +84,7 @@ class Memory:
             return detached
         made = copy.deepcopy(detached, self._memo)
         self._own(made, serial=0)
+        attributes_of(made).update(attributes_of(tensor))
         return made.requires_grad_() if tensor.requires_grad else made
 
     def lend(self, tensor: Tensor) -> None:

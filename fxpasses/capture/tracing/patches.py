@@ -19,7 +19,12 @@ from torch import nn
 
 from fxpasses.capture.tracing.internals import frame, wrapped_functions
 from fxpasses.capture.tracing.proxies import VALUE_TYPES, Shape, Value, find_value
-from fxpasses.capture.tracing.questions import type_that_answers
+from fxpasses.capture.tracing.questions import (
+    is_instance,
+    stand_in,
+    type_of_value,
+    type_that_answers,
+)
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.values import UNKNOWN
@@ -69,8 +74,10 @@ class Host(Protocol):
 
     evaluating: int
     reads_grad_mode: bool
+    reads_device: bool
 
     def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
+    def ask(self, value: Value, question: str) -> Any: ...
     def record(
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any: ...
@@ -221,12 +228,12 @@ class Replacements:
 
         def isinstance_of(value: Any, kinds: Any, /) -> bool:
             if type(value) in special and ident() == thread and is_asked_by_model():
-                return answers_isinstance(host, value, kinds)
+                return is_instance(host, value, kinds)
             return isinstance_(value, kinds)
 
         def callable_of(value: Any, /) -> bool:
             if type(value) in VALUE_TYPES and ident() == thread and is_asked_by_model():
-                return callable_(_stand_in(host, value, "callable()"))
+                return callable_(stand_in(host, value, "callable()"))
             return callable_(value)
 
         def silent_print(*args: Any, **kwargs: Any) -> None:
@@ -346,18 +353,23 @@ class Replacements:
                     self._patches.entry(names, name, found[1])
 
     def _types(self) -> None:
-        """`type(x)` in the model's files: the builtin is a class, which C code asks for too."""
+        """`type(x)` and `id(x)` in the model's files: C code asks the builtins themselves."""
         host, is_tracing = self._host, self._is_tracing
 
         def type_of(value: Any) -> Any:
             kind = type(value)
             is_traced = kind in VALUE_TYPES or kind is Shape
-            return answers_type(host, value) if is_traced and is_tracing() else kind
+            return type_of_value(host, value) if is_traced and is_tracing() else kind
 
-        asked = type_that_answers(type_of)
-        for names in self._files:
-            if "type" not in names:
-                self._patches.entry(names, "type", asked)
+        def id_of(value: Any, /) -> int:
+            if type(value) in VALUE_TYPES and is_tracing():
+                raise host.refuse(OpaqueKind.CONTROL_FLOW, "id() of a traced value")
+            return id(value)
+
+        for name, asked in (("type", type_that_answers(type_of)), ("id", id_of)):
+            for names in self._files:
+                if name not in names:
+                    self._patches.entry(names, name, asked)
 
     def _leaf_holders(self, replaced: Mapping[int, tuple[Any, Any]]) -> None:
         """The modules that define the leaf functions, through which `a.f(x)` finds them."""
@@ -388,25 +400,3 @@ def _named(new: Any, function: Any) -> Any:
         if hasattr(function, name):
             setattr(new, name, getattr(function, name))
     return new
-
-
-def answers_isinstance(host: Host, value: Any, kinds: Any) -> bool:
-    """Whether what `value` stands for is one of `kinds`, as eager would say."""
-    if type(value) is Shape:
-        return issubclass(torch.Size, kinds) or issubclass(Shape, kinds)
-    return isinstance(_stand_in(host, value, "isinstance()"), kinds)
-
-
-def answers_type(host: Host, value: Any) -> type:
-    """The type of what `value` stands for."""
-    return torch.Size if type(value) is Shape else type(_stand_in(host, value, "type()"))
-
-
-def _stand_in(host: Host, value: Value, question: str) -> Any:
-    """What answers a question about the type of `value`."""
-    if value.known is UNKNOWN and not value.is_tensor:
-        raise host.refuse(OpaqueKind.CONTROL_FLOW, f"{question} of a value that is not known")
-    return _SOME_TENSOR if value.known is UNKNOWN else value.known
-
-
-_SOME_TENSOR: Final = torch.empty(0)

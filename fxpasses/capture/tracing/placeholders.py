@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from fxpasses.capture.result.forms import tensors_of
 from fxpasses.capture.tracing.names import is_identifier
 from fxpasses.capture.tracing.proxies import Made, Value
 from fxpasses.capture.tracing.recorder import Recorder
@@ -29,6 +30,8 @@ class Inputs:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._twice: dict[int, Value] = {}
+        self._numbers: dict[int, int] = {}
+        self._given = 0
         self.renamed: dict[str, str] = {}
 
     def lift(self, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -41,6 +44,8 @@ class Inputs:
         else:
             args, kwargs = request.args, dict(request.kwargs or {})
             self._check(args, kwargs)
+            tensors = tensors_of((args, kwargs))
+            self._numbers = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         bound = signature.bind(*args, **kwargs)
         lifted = {name: self._lift(roots[name], v) for name, v in bound.arguments.items()}
         return _as_given(signature, lifted, len(args), kwargs)
@@ -65,6 +70,8 @@ class Inputs:
     def _lift(self, root: Value, example: Any) -> Any:
         if example is _GIVEN:  # without an example, a graph is for tensors alone
             root.is_tensor = True
+            self._recorder.asking.add_input(root, self._given, None)
+            self._given += 1
             return root
         if isinstance(example, Tensor):
             return self._tensor(root, example)
@@ -90,6 +97,7 @@ class Inputs:
         if isinstance(root, Made):
             recorder.note_value(root.node, copy, rank_is_fixed=True)
         self._twice[id(example)] = root
+        recorder.asking.add_input(root, self._numbers[id(example)], example)
         return root
 
 

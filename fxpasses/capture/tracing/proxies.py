@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Final, Protocol, SupportsIndex
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import inplace_methods, magic_methods, reflectable_magic_methods
 
 from fxpasses.capture.result.guards import check_unpack
+from fxpasses.capture.result.questions import MISSING, QUESTIONS, Kept
 from fxpasses.capture.tracing.internals import frame, is_erased
 from fxpasses.capture.tracing.refusal import Refusal, is_model_file, model_frame
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.values import (
-    FIXED_ATTRIBUTES,
-    FIXED_METHODS,
-    REFUSED_METHODS,
+    ANSWERED,
+    REFUSED,
     SIZE_ATTRIBUTES,
-    UNDECIDED_ATTRIBUTES,
     UNKNOWN,
     Taint,
 )
@@ -40,6 +40,8 @@ class Recorder(Protocol):
     def note_value(self, node: Node, value: object, *, rank_is_fixed: bool) -> None: ...
     def argument(self, value: Any) -> Any: ...
     def decide(self, value: "Value", question: str) -> Any: ...
+    def ask(self, value: "Value", question: str) -> Any: ...
+    def type_of(self, value: "Value") -> type: ...
     def torch_function(
         self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any: ...
@@ -70,6 +72,20 @@ class Value:
         raise NotImplementedError
 
     # -- what Python may ask
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]  never set
+        """What `x.__class__` in the model's code is told; our own class for the C code that asks.
+
+        C takes what says that it is a tensor for one, and crashes.
+        """
+        asking = frame(1)
+        code = asking.f_code
+        if "__class__" in code.co_names and code.co_code[asking.f_lasti] in _READS:
+            return self.tracer.type_of(self) if is_model_file(code.co_filename) else type(self)
+        if "__class__" in code.co_consts and is_model_file(code.co_filename):
+            raise self._refusal("__class__ of a traced value")
+        return type(self)
 
     def _refusal(self, what: str) -> Refusal:
         return self.tracer.refuse(OpaqueKind.CONTROL_FLOW, what)
@@ -121,14 +137,23 @@ class Value:
             return iter(self.tracer.record("call_method", "unbind", (self, 0), {}))
         raise self._refusal("a loop over a traced value")
 
-    # -- text: a message, not a decision
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.__reduce_ex__(0)
 
-    def _text(self) -> str:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        reason = "copies a traced value by Python's means"
+        raise self.tracer.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
+
+    # -- text: of a message it is never read, all other text is a decision
+
+    def _text(self, spec: str = "") -> str:
         is_plain = not isinstance(self.known, Tensor) and self.known is not UNKNOWN
         if is_plain and self.taint is Taint.FIXED:
             self.tracer.reads_device = True
-            return str(self.known)
-        return f"{{{self._name()}}}"
+            return format(self.known, spec)
+        if self.tracer.evaluating or is_message(frame(2)):
+            return f"{{{self._name()}}}"
+        return format(self.tracer.decide(self, "the text of a traced value"), spec)
 
     def _name(self) -> str:
         return "value"
@@ -140,17 +165,19 @@ class Value:
         return self._text()
 
     def __format__(self, spec: str) -> str:
-        return self._text()
+        return self._text(spec)
 
     # -- attributes and methods
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             # numpy's and other protocols: a proxy speaks none of them.
+            if hasattr(Tensor, name) and name in frame(1).f_code.co_consts:
+                raise self._refusal(f"{name} of a traced value")
             raise AttributeError(name)
         known = self.known
         if isinstance(known, Tensor):
-            return self._tensor_attribute(known, name)
+            return self._tensor_attribute(name)
         if known is UNKNOWN:
             return self._unknown_attribute(name)
         if not hasattr(known, name):
@@ -163,25 +190,41 @@ class Value:
         return answer.known
 
     def _unknown_attribute(self, name: str) -> Any:
-        if self.is_tensor and name in UNDECIDED_ATTRIBUTES:
-            raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
-        if self.is_tensor and not hasattr(Tensor, name):
-            raise AttributeError(name)
-        return Attribute(self, name)
+        if not self.is_tensor:
+            if asks_for_presence(frame(2)):
+                raise self._refusal(f"whether a value that is not known has .{name}")
+            return Attribute(self, name)
+        if name in REFUSED:
+            raise self._refusal(f"{name} of a traced value")
+        return Attribute(self, name) if hasattr(Tensor, name) else self._python_attribute(name)
 
-    def _tensor_attribute(self, known: Tensor, name: str) -> Any:
+    def _tensor_attribute(self, name: str) -> Any:
         if name == "shape":
             return self.tracer.call_tensor_method(self, "size", (), {})
         if name == "ndim":
             return self.tracer.call_tensor_method(self, "dim", (), {})
-        if name in UNDECIDED_ATTRIBUTES:
-            raise self.tracer.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a traced value")
-        if name in FIXED_ATTRIBUTES:
-            self.tracer.reads_device |= name.startswith("is_")
-            return getattr(known, name)
-        if not hasattr(known, name):
-            raise AttributeError(name)
+        if not hasattr(Tensor, name):
+            return self._python_attribute(name)
+        if callable(getattr(Tensor, name)) or name in SIZE_ATTRIBUTES:
+            return Attribute(self, name)
+        if name in ANSWERED and name != "device":
+            return self._answer(name)
+        if name in REFUSED or not isinstance(_peek(self, name), (Tensor, torch.device)):
+            raise self._refusal(f"{name} of a traced value")
         return Attribute(self, name)
+
+    def _answer(self, name: str) -> Any:
+        if QUESTIONS[name] is Kept.WHERE_READ:
+            return self.tracer.ask(self, name)
+        self.tracer.reads_device |= name.startswith("is_") or name == "type"
+        return _peek(self, name, call=True)
+
+    def _python_attribute(self, name: str) -> Any:
+        """What Python code has put on the tensor, or has not."""
+        found = self.tracer.ask(self, f".{name}")
+        if found == MISSING:
+            raise AttributeError(name)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_is_param":
@@ -231,6 +274,16 @@ class Made(Value):
 
     def _name(self) -> str:
         return self._node.name
+
+
+class Held(Made):
+    """The value of a tensor that the model holds: `real` is that tensor."""
+
+    __slots__ = ("real",)
+
+    def __init__(self, node: Node, tracer: Recorder, known: Any, real: Tensor) -> None:
+        super().__init__(node, tracer, known, Taint.FIXED)
+        self.real = real
 
 
 class Lazy(Value):
@@ -287,11 +340,11 @@ class Attribute(Lazy):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         root, name = self.root, self.key
-        if name in REFUSED_METHODS:
+        if name in REFUSED:
             raise self.tracer.refuse(OpaqueKind.UNTRACEABLE_VALUE, f"calls .{name}()")
         if isinstance(root.known, Tensor) or root.is_tensor:
-            if name in FIXED_METHODS and root.known is not UNKNOWN and not (args or kwargs):
-                return getattr(root.known, name)()
+            if name in ANSWERED and root.known is not UNKNOWN and not (args or kwargs):
+                return root._answer(name)  # noqa: SLF001 - its own base
             return self.tracer.call_tensor_method(root, name, args, kwargs)
         return self.tracer.record("call_method", name, (root, *args), kwargs)
 
@@ -345,26 +398,95 @@ class Shape(tuple[Any, ...]):
     def __add__(self, other: tuple[Any, ...]) -> "Shape":
         return Shape(super().__add__(other))
 
+    def _text(self) -> str:
+        if is_message(frame(2)):
+            return f"torch.Size([{', '.join(map(str, self))}])"
+        return str(torch.Size(map(operator.index, self)))
 
-_SLOTS: Final = frozenset((*Value.__slots__, *Made.__slots__, *Lazy.__slots__))
-VALUE_TYPES: Final = frozenset((Made, Attribute, Item, Field, Size))
+    def __str__(self) -> str:
+        return self._text()
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def __format__(self, spec: str) -> str:
+        return format(self._text(), spec)
 
 
-def _peek(root: Value, name: str) -> Any:
-    """The attribute of the example's value, where it is no method."""
+_SLOTS: Final = frozenset((*Value.__slots__, *Made.__slots__, *Held.__slots__, *Lazy.__slots__))
+VALUE_TYPES: Final = frozenset((Made, Held, Attribute, Item, Field, Size))
+
+
+def _peek(root: Value, name: str, *, call: bool = False) -> Any:
+    """The attribute of the example's value, where it is no method; UNKNOWN where it raises."""
     tracer = root.tracer
     tracer.evaluating += 1
     try:
         found = getattr(root.known, name)
+        if callable(found):
+            return found() if call else UNKNOWN
     except Exception:
         return UNKNOWN
+    else:
+        return found
     finally:
         tracer.evaluating -= 1
-    return UNKNOWN if callable(found) else found
 
 
 def _is_called_by_the_model() -> bool:
     return is_model_file(frame(2).f_code.co_filename)
+
+
+_READS: Final = frozenset(dis.opmap[n] for n in ("LOAD_ATTR", "LOAD_METHOD") if n in dis.opmap)
+
+
+def asks_for_presence(asking: FrameType) -> bool:
+    """Whether a frame asks if there is an attribute: by `hasattr`, or `getattr` with a default."""
+    code, position = asking.f_code.co_code, asking.f_lasti
+    if not is_model_file(asking.f_code.co_filename) or code[position] in _READS:
+        return False
+    return "hasattr" in asking.f_code.co_names or code[position + 1] == 3
+
+
+_CALLS: Final = frozenset(code for name, code in dis.opmap.items() if name.startswith("CALL"))
+_MAKE_TEXT: Final = frozenset(
+    ("str", "repr", "format", "ascii", "format_map", "__str__", "__repr__", "__format__")
+)
+_READS_TEXT: Final = (
+    "STORE",
+    "RETURN",
+    "POP_JUMP",
+    "COMPARE",
+    "CONTAINS",
+    "BINARY_SUBSCR",
+    "YIELD",
+)
+
+
+def is_message(asking: FrameType) -> bool:
+    """Whether the text that a frame asks for is dropped with the statement that it is made in.
+
+    So it is in `raise`, `assert`, and calls for their effect alone, such as logging. Code that is
+    not the model's makes text for messages only.
+    """
+    if not is_model_file(asking.f_code.co_filename) or _is_logging(asking):
+        return True
+    code = asking.f_code
+    if code.co_code[asking.f_lasti] in _CALLS and _MAKE_TEXT.isdisjoint(code.co_names):
+        return True  # what was called complains of its argument
+    for instruction in dis.get_instructions(asking.f_code):
+        if instruction.offset <= asking.f_lasti:
+            continue
+        if instruction.opname in ("POP_TOP", "RAISE_VARARGS"):
+            return True
+        if instruction.opname.startswith(_READS_TEXT):
+            return False
+    return False
+
+
+def _is_logging(asking: FrameType) -> bool:
+    package = asking.f_globals.get("__name__", "").split(".")[0]
+    return package in ("logging", "warnings", "traceback", "unittest", "pdb")
 
 
 _UNPACK: Final = dis.opmap["UNPACK_SEQUENCE"]

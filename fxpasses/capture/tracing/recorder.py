@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from fxpasses.capture.result.calls import IN_PLACE, attribute, call_method, power
 from fxpasses.capture.result.guards import check_len, check_unpack, guard
+from fxpasses.capture.tracing.asking import Asking
 from fxpasses.capture.tracing.encoding import Encoder
 from fxpasses.capture.tracing.functions import assign, call_tensor_method, torch_function
 from fxpasses.capture.tracing.internals import (
@@ -27,10 +28,12 @@ from fxpasses.capture.tracing.operands import Operands, Outcome
 from fxpasses.capture.tracing.paths import Paths
 from fxpasses.capture.tracing.proxies import (
     VALUE_TYPES,
+    Held,
     Made,
     Value,
     count_unpacked_next,
 )
+from fxpasses.capture.tracing.questions import type_of_value
 from fxpasses.capture.tracing.refusal import Refusal, here
 from fxpasses.capture.tracing.request import OpaqueKind, Request
 from fxpasses.capture.tracing.structures import (
@@ -78,6 +81,7 @@ class Recorder:
         self.uses_guards = self.has_example and request.sizes == "guards"
         self.guards = 0
         self.reads_grad_mode = self.reads_device = False
+        self.asking = Asking(self)
         self.refusals: list[Refusal] = []
         self.notes: dict[str, None] = {}
         self.constants: list[tuple[str, Tensor]] = []
@@ -249,7 +253,10 @@ class Recorder:
         self.note_value(node, known, rank_is_fixed=not outcome.loose)
         if is_tensor or known is UNKNOWN:
             return made
-        if known is None or type(known) is str:
+        if known is None:
+            return None
+        if type(known) is str:
+            self.reads_device = True  # the name of one, for all we know
             return known
         is_structure = isinstance(known, dict) or is_record(known)
         if is_structure or has_tensor(known):
@@ -308,6 +315,7 @@ class Recorder:
         known, taint = value.known, value.taint
         may_decide = known is not UNKNOWN and not isinstance(known, Tensor)
         if may_decide and taint is Taint.FIXED:
+            self.reads_device = True  # the index of one, for all we know
             return known
         if not may_decide or taint is Taint.DATA or not self.uses_guards:
             raise self.refuse(OpaqueKind.CONTROL_FLOW, question)
@@ -316,6 +324,14 @@ class Recorder:
             self.add_guard(guard, (node, self.argument(known)))
             self._guarded[node] = known
         return known
+
+    def ask(self, value: Value, question: str) -> Any:
+        """The answer to a question about a tensor, which is part of the pattern from now on."""
+        return self.asking.ask(value, question)
+
+    def type_of(self, value: Value) -> type:
+        """What `type` is told of a value in eager."""
+        return type_of_value(self, value)
 
     def add_guard(self, check: Any, args: tuple[Any, ...]) -> None:
         if self.memory.effect:
@@ -345,8 +361,9 @@ class Recorder:
             target = self.paths.tensor_target(tensor)
             known = self._detached(tensor) if is_parameter else self._copy(tensor)
             if target is not None:
-                return self._constant(self.create_node("get_attr", target, (), {}), known)
-            return self._constant(self._by_owner(tensor), known)
+                node = self.create_node("get_attr", target, (), {})
+                return self._constant(node, known, tensor)
+            return self._constant(self._by_owner(tensor), known, tensor)
         name = f"_constant{len(self.constants)}"
         while hasattr(self.request.root, name):
             name += "_"
@@ -355,7 +372,7 @@ class Recorder:
         node = self.create_node("get_attr", name, (), {})
         if is_made_here:  # eager makes it anew at each call
             node = self.create_node("call_method", "clone", (node,), {})
-        return self._constant(node, self._copy(tensor))
+        return self._constant(node, self._copy(tensor), tensor)
 
     def _by_owner(self, tensor: Tensor) -> Node:
         owner, name = self.paths.owner_of(tensor)
@@ -365,8 +382,8 @@ class Recorder:
         node = self.create_node("get_attr", self.paths.target(owner), (), {})
         return self.create_node("call_function", attribute, (node, name), {})
 
-    def _constant(self, node: Node, known: Tensor) -> Made:
-        made = Made(node, self, known, Taint.FIXED)
+    def _constant(self, node: Node, known: Tensor, real: Tensor) -> Made:
+        made = Held(node, self, known, real)
         self.note_value(node, known, rank_is_fixed=True)
         return made
 

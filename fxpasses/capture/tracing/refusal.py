@@ -20,7 +20,9 @@ TRACE_BEGINS = "run_the_trace"  # the function whose callers are no code of the 
 _PLUMBING = ("/contextlib.py", "/functools.py", "<frozen")
 
 
-_TRACED = "(Made|Attribute|Item|Field|Size)"  # the types of traced values, as messages name them
+_TRACED = (
+    "(Made|Held|Attribute|Item|Field|Size)"  # the types of traced values, as messages name them
+)
 _UNBOUND = re.compile(rf"descriptor '(\w+)' for '[\w.]*' objects doesn't apply to a '{_TRACED}'")
 _REFUSED_BY_SCRIPT = re.compile(
     rf"^\w+\(\) Expected a value of type .* instead found type '{_TRACED}'"

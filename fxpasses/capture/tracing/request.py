@@ -117,7 +117,8 @@ class Trace:
     `constants` (tensors) and `unregistered` (modules), to be put into the root's `__dict__`.
     `opaque` lists the innermost modules that run their own code, `calls` the first call of each
     module below them. `changing` are the paths of attributes that change: where `request.live`
-    lacks one of them, the trace has to be made again.
+    lacks one of them, the trace has to be made again. `asked` tells of tensors of the call, by
+    their number, what the graph takes for granted because the model has asked for it.
     """
 
     graph: Graph
@@ -133,3 +134,4 @@ class Trace:
     changing: frozenset[str]
     notes: tuple[str, ...] = ()
     reads_device: bool = True
+    asked: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxpasses.capture.result.questions import Kept, asked_as
 from fxpasses.core.values import Known, TensorInfo
 
 
@@ -31,83 +32,16 @@ class Unknown:
 
 UNKNOWN: Final = Unknown()
 
-# Answers about a tensor, by attribute or method, by what they depend on.
-FIXED_ATTRIBUTES = frozenset(
-    [
-        "dtype",
-        "layout",
-        "is_cuda",
-        "is_cpu",
-        "is_mps",
-        "is_xpu",
-        "is_meta",
-        "is_nested",
-        "is_sparse",
-        "is_sparse_csr",
-        "is_quantized",
-        "is_mkldnn",
-        "is_vulkan",
-        "is_ipu",
-        "is_maia",
-        "is_mtia",
-        "itemsize",
-        "names",
-    ]
-)
-UNDECIDED_ATTRIBUTES = frozenset(
-    [
-        "requires_grad",
-        "grad_fn",
-        "is_leaf",
-        "grad",
-        "retains_grad",
-        "output_nr",
-        "_version",
-        "_base",
-    ]
-)
-SIZE_ATTRIBUTES = frozenset(("nbytes",))
-FIXED_METHODS = frozenset(
-    [
-        "is_floating_point",
-        "is_complex",
-        "element_size",
-        "is_signed",
-        "is_inference",
-        "get_device",
-        "is_conj",
-        "is_neg",
-        "has_names",
-    ]
-)
-SIZE_METHODS = frozenset(
-    [
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "is_contiguous",
-        "storage_offset",
-        "__len__",
-    ]
-)
-# They hand out memory or Python state that a graph does not follow.
-REFUSED_METHODS = frozenset(
-    [
-        "numpy",
-        "untyped_storage",
-        "storage",
-        "data_ptr",
-        "__array__",
-        "__dlpack__",
-        "share_memory_",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "retain_grad",
-    ]
-)
+ANSWERED: Final = asked_as(Kept.BY_EVERY_PATTERN) | asked_as(Kept.WHERE_READ)
+SIZE_ATTRIBUTES: Final = frozenset(("nbytes",))
+SIZE_METHODS: Final = asked_as(Kept.BY_GUARD) - {"shape", "ndim", "nbytes"}
+# What hands out memory or Python state that a graph does not follow.
+REFUSED: Final = asked_as(Kept.NOT) | {
+    "share_memory_",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "retain_grad",
+}
 # After them a size that was read before but is used later would be another.
 RESHAPES_IN_PLACE = frozenset(
     [
@@ -167,7 +101,7 @@ _ARITHMETIC = frozenset(
         "rshift",
     ]
 )
-_NOT_A_TENSOR = SIZE_METHODS | FIXED_METHODS | {"item", "tolist", "numpy", "equal", "is_same_size"}
+_NOT_A_TENSOR = SIZE_METHODS | ANSWERED | REFUSED | {"item", "tolist", "equal", "is_same_size"}
 
 
 def name_of(target: object) -> str:
