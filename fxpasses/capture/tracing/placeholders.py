@@ -7,6 +7,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from fxpasses.capture.result.forms import tensors_of
+from fxpasses.capture.tracing.internals import reserve_name
 from fxpasses.capture.tracing.names import is_identifier
 from fxpasses.capture.tracing.proxies import Made, Value
 from fxpasses.capture.tracing.recorder import Recorder
@@ -14,6 +15,7 @@ from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.structures import PLAIN, children_of, element, rebuilt, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, Taint
 
+_BY_KEYWORD: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLAIN_TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -32,13 +34,19 @@ class Inputs:
         self._twice: dict[int, Value] = {}
         self._numbers: dict[int, int] = {}
         self._given = 0
+        self._has_default = False
         self.renamed: dict[str, str] = {}
 
     def lift(self, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call `forward` with: as the example does, with values for its tensors."""
         signature = inspect.signature(forward)
         request = self._recorder.request
-        roots = {p.name: self._placeholder(p) for p in signature.parameters.values()}
+        parameters = signature.parameters.values()
+        by_keyword = {p.name for p in parameters if p.kind in _BY_KEYWORD}
+        for name in (request.kwargs or {}).keys() - by_keyword:
+            # Among the rest of the keywords it must not meet a placeholder of its name.
+            reserve_name(self._recorder.graph, name)
+        roots = {p.name: self._placeholder(p) for p in parameters}
         if request.args is None:
             args, kwargs = _required(signature)
         else:
@@ -53,13 +61,25 @@ class Inputs:
     def _placeholder(self, parameter: inspect.Parameter) -> Made:
         star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         recorder = self._recorder
-        default = () if parameter.default is parameter.empty else (_spelled(parameter.default),)
-        node = recorder.create_node("placeholder", star + parameter.name, default, {})
+        node = recorder.create_node(
+            "placeholder", star + parameter.name, () if star else self._default(parameter), {}
+        )
         if node.name != parameter.name or not is_identifier(parameter.name):
             # Generated code would copy one name to another, which may be taken or be a builtin.
             node.target = star + node.name
-            self.renamed[parameter.name] = node.name
+            if parameter.kind in _BY_KEYWORD:
+                self.renamed[parameter.name] = node.name
         return Made(node, recorder, UNKNOWN, Taint.DATA)
+
+    def _default(self, parameter: inspect.Parameter) -> tuple[Any, ...]:
+        """In generated code, every parameter behind one with a default must have one.
+
+        It is never used where the model has none: the pattern asks for the argument.
+        """
+        if parameter.default is not parameter.empty:
+            self._has_default = True
+            return (_spelled(parameter.default),)
+        return (None,) if self._has_default else ()
 
     def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         odd = stateful((args, kwargs))
@@ -131,7 +151,7 @@ def _as_given(
             args.extend(lifted.get(parameter.name, ()))
         elif parameter.kind is not parameter.KEYWORD_ONLY and len(args) < count:
             args.append(lifted[parameter.name])
-    keywords = {name: lifted[name] if name in lifted else rest[name] for name in kwargs}
+    keywords = {name: rest[name] if name in rest else lifted[name] for name in kwargs}
     return tuple(args), keywords
 
 
