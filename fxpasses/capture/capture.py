@@ -7,7 +7,7 @@ own code, and the children of that module are traced in turn.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.fx import Graph
 
 from fxpasses.capture.admission import check_example, check_model, children_of
 from fxpasses.capture.arguments import Arguments
-from fxpasses.capture.coverage import Coverage, measure
+from fxpasses.capture.captured import Capture, Reference, Sizes
 from fxpasses.capture.inside import attributes_of, is_sealed
 from fxpasses.capture.result.entry import Entry, own_function
 from fxpasses.capture.result.forms import tensors_of
@@ -43,46 +43,6 @@ from fxpasses.errors import CaptureError
 from fxpasses.ops import op_of_module
 
 LeafFunctions = Sequence[Callable[..., Any] | str]
-Sizes = str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reference:
-    """What the model itself made of the example.
-
-    The run goes along with the trace, on copies and without gradients. What it leaves behind
-    besides its outputs is not kept.
-    """
-
-    outputs: Any
-
-
-@dataclass(slots=True, eq=False)
-class Capture:
-    """A captured model. `program` must not be changed: passes work on a `fork` of it."""
-
-    program: Program
-    opaque: tuple[Opaque, ...]
-    arguments: Arguments | None
-    reference: Reference | None
-    sizes: Sizes
-    traces: int
-    guards: int
-    notes: tuple[str, ...] = ()
-    _coverage: Coverage | None = field(default=None, repr=False)
-
-    def coverage(self) -> Coverage | None:
-        """The share of one forward that runs from graphs; None without an example.
-
-        Runs the program once on copies where anything is opaque.
-        """
-        if self._coverage is None:
-            if not self.opaque:
-                self._coverage = Coverage(1.0, 1.0)
-            elif self.arguments is not None:
-                with surroundings_kept():
-                    self._coverage = measure(self.program.root, self.arguments)
-        return self._coverage
 
 
 def capture(

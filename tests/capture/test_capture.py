@@ -679,3 +679,21 @@ class Below(nn.Module):
 
     def forward(self, x: Tensor, bag: dict[str, Any]) -> Tensor:
         return self.inner(x, bag) * 2
+
+
+def test_a_capture_says_in_a_few_lines_what_it_is() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    weights = nn.Linear(500, 500)
+    found = capture(nn.Sequential(weights, Branches(), nn.ReLU()).eval(), (torch.ones(2, 500),))
+    lines = repr(found).splitlines()
+    assert lines[0].startswith("<capture: 1 graph, ")
+    assert lines[0].endswith(" 1 opaque module>")
+    assert "1 [Branches] control_flow: a branch on a traced value (" in lines[1]
+    assert len(repr(found)) < 400
+    found.coverage()
+    assert "of the calls and 100% of the FLOPs" in repr(found)
+    many = capture(nn.Sequential(*[Branches() for _ in range(20)]).eval(), (torch.ones(2),))
+    assert repr(many).splitlines()[-1] == "  and 8 more"

@@ -310,9 +310,7 @@ def test_an_assertion_that_fails_is_the_models_own(args: Any) -> None:
 def test_an_assertion_without_the_own_code_says_that_it_is_one() -> None:
     root = capture(module(asserts), (X,)).program.root
     release(root)
-    with pytest.raises(
-        GuardError, match=r"an assertion .* fails: expected 3, got \.\.\. of"
-    ):
+    with pytest.raises(GuardError, match=r"an assertion .* fails: expected 3, got \.\.\. of"):
         root(torch.zeros(2, 4))
 
 
