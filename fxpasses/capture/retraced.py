@@ -15,7 +15,7 @@ from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.inside import all_modules, attributes_of
 from fxpasses.capture.result import guards
 from fxpasses.capture.result.entry import Forward
-from fxpasses.capture.result.module import CapturedModule, entry_of
+from fxpasses.capture.result.module import CapturedModule, entry_of, generate_code
 
 
 def guard(value: Any, expected: Any) -> None:
@@ -60,6 +60,7 @@ def hide_guards(module: GraphModule) -> None:
     """Let other functions stand for the guards of a graph that is about to be traced."""
     if _exchange(module.graph, _STAND_INS):
         module.recompile()
+    generate_code(module)  # now, because a forward that makes it is one that changes state
 
 
 def show_guards(graph: Graph) -> None:

@@ -10,12 +10,19 @@ import torch
 from torch import nn
 
 from fxpasses.capture.inside import attributes_of
-from fxpasses.capture.result.forms import Args, Kwargs
+from fxpasses.capture.result.forms import (
+    SHARED,
+    Args,
+    Kwargs,
+    has_proxy,
+    is_starred,
+    proxies_in,
+)
 from fxpasses.capture.result.guards import AssertionMiss, GuardMiss
 from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.twins.graphs import is_picklable
 from fxpasses.core import Watch
-from fxpasses.errors import GuardError, ModeError, StaleWeightsError
+from fxpasses.errors import GuardError, ModeError, ResultError, StaleWeightsError
 
 if TYPE_CHECKING:
     from fxpasses.capture.twins.twin import Twin
@@ -101,6 +108,8 @@ class Entry:
         if not pattern.admits(args, kwargs):
             call = pattern.normalized(args, kwargs)
             if call is None:
+                if has_proxy((args, kwargs)):
+                    return self._run_traced(pattern, graph, args, kwargs)
                 reason = pattern.describe_difference(args, kwargs)
                 return self._miss(reason or "arguments in another form", args, kwargs)
             graph_args, graph_kwargs = call
@@ -116,6 +125,24 @@ class Entry:
             self.calls.graph += 1
             return output
         return self._miss(reason, args, kwargs)
+
+    def _run_traced(
+        self, pattern: Pattern, graph: GraphCall, args: Args, kwargs: dict[str, Any]
+    ) -> Any:
+        """What `torch.fx` traces of a call: the graph, if what is no proxy fits."""
+        if any(map(is_starred, args)):
+            raise ResultError(
+                "torch.fx cannot trace a result that takes any number of arguments: trace a "
+                "module whose forward calls it with as many as are needed"
+            )
+        concrete = [value for value in (*args, *kwargs.values()) if not has_proxy(value)]
+        reason = pattern.describe_difference(args, kwargs, skip=has_proxy) if concrete else ""
+        proxies = proxies_in((args, kwargs))
+        if pattern.has_aliases or len(set(map(id, proxies))) < len(proxies):
+            reason = SHARED
+        if reason:
+            return self._miss(reason, args, kwargs)
+        return graph(*args, **self._safe(kwargs))
 
     def _run_compiled(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
         """As `run`, in what a compiler can trace: nothing is counted, no memory is compared."""
@@ -252,6 +279,9 @@ def _copied_watch(watch: Watch, memo: dict[int, Any]) -> Watch | None:
 
 def own_function(module: nn.Module) -> Callable[..., Any]:
     """The function that computes a module, by which its arguments are named."""
+    entry = attributes_of(module).get("_fxpasses")
+    if isinstance(entry, Entry) and entry.model_class is not None:
+        return entry.model_class.forward
     forward = attributes_of(module).get("forward", type(module).forward)
     return type(module).forward if isinstance(forward, Forward) else forward
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from fxpasses.capture.inside import memory_of
 from fxpasses.capture.result.questions import answer_of, said, same_answer
@@ -204,6 +205,30 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
+def has_proxy(value: Any) -> bool:
+    """Whether torch.fx traces what this is, or holds."""
+    return bool(proxies_in(value))
+
+
+def is_starred(value: Any) -> bool:
+    """Whether this is a proxy of any number of arguments."""
+    node = value.node if isinstance(value, Proxy) else None
+    return node is not None and node.op == "placeholder" and str(node.target).startswith("*")
+
+
+def proxies_in(value: Any) -> list[Proxy]:
+    """What torch.fx traces, in a structure of arguments."""
+    found: list[Proxy] = []
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Proxy):
+            found.append(item)
+        elif (parts := _parts(item)) is not None:
+            stack.extend(parts[1])
+    return found
+
+
 def _subclass(value: Tensor) -> type | None:
     """The class of a tensor that overrides what operations do; None for ordinary tensors.
 
@@ -246,6 +271,7 @@ def _said_of_class(kind: type | None) -> str:
 
 # -- one tensor seen through several arguments
 
+SHARED: Final = "other arguments share memory, or are one tensor"
 Aliases: TypeAlias = tuple[tuple[int, int], ...]
 
 

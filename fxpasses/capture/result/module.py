@@ -13,9 +13,11 @@ from torch.fx.graph import PythonCode
 
 from fxpasses.capture.inside import all_modules, attributes_of
 from fxpasses.capture.result.entry import Calls, Entry, Forward, own_forward
+from fxpasses.capture.result.forms import OMITTED
 from fxpasses.capture.result.unshare import convert
 from fxpasses.capture.twins.graphs import FrozenGraph, copy_graph, freeze, thaw
 from fxpasses.core import Watch
+from fxpasses.errors import ResultError
 
 # What every module has, and what is one object in a captured module and in the module it is of.
 _MODULE_KEYS = frozenset(attributes_of(nn.Module()))
@@ -78,7 +80,7 @@ class CapturedModule(GraphModule):
         graph.owning_module = self
         state.pop("_code", None)
         kind._fxpasses_graph = _made_late  # noqa: SLF001  its own class
-        kind.forward = _checked_forward(self._fxpasses.model_class)
+        kind.forward = _checked_forward(self._fxpasses, graph)
         _adopt(kind, self._fxpasses.model_class)
 
     @property
@@ -91,7 +93,7 @@ class CapturedModule(GraphModule):
         kind = cast("Any", type(self))
         entry: Entry | None = attributes_of(self).get(_ENTRY)
         kind._fxpasses_graph = kind.forward  # noqa: SLF001  its own class
-        kind.forward = _checked_forward(None if entry is None else entry.model_class)
+        kind.forward = _checked_forward(entry, self.graph)
         _adopt(kind, None if entry is None else entry.model_class)
         # Torch's own prints a traceback to stderr for whatever the generated code raises.
         del kind.__call__
@@ -103,6 +105,13 @@ class CapturedModule(GraphModule):
         kind._fxpasses_graph = theirs._fxpasses_graph  # noqa: SLF001  its own class
         kind.forward = theirs.forward
         _adopt(kind, self._fxpasses.model_class)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise ResultError(
+            "TorchScript cannot hold what decides whether the graph holds for a call: use "
+            "`torch.jit.trace`, or script `torch.fx.GraphModule(result, result.graph)`, which "
+            "takes the pattern of the calls for granted"
+        )
 
     def _recompile_submodules(self) -> list[tuple[str, PythonCode]]:
         return []
@@ -269,8 +278,9 @@ def _followed(watch: Watch, became: Mapping[int, Tensor]) -> Watch:
     return Watch(made.name, made.tensor, -1) if watch.stale else made
 
 
-def _checked_forward(model_class: type[nn.Module] | None) -> Callable[..., Any]:
+def _checked_forward(entry: Entry | None, graph: Graph) -> Callable[..., Any]:
     """A forward that looks like the model's own and serves calls by the entry."""
+    model_class = None if entry is None else entry.model_class
 
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
         return self._fxpasses.run(self._fxpasses_graph, args, kwargs)  # pyright: ignore[reportPrivateUsage]
@@ -280,7 +290,35 @@ def _checked_forward(model_class: type[nn.Module] | None) -> Callable[..., Any]:
         forward.__doc__ = own.__doc__
         with contextlib.suppress(TypeError, ValueError):
             forward.__signature__ = inspect.signature(own)
+    # Where `torch.fx.symbolic_trace` looks for the names of the arguments.
+    runs_own_code = entry is not None and entry.pattern is None and own is not None
+    cast("Any", forward).__wrapped__ = own if runs_own_code else _of_the_same_names(graph)
     return forward
+
+
+def _of_the_same_names(graph: Graph) -> Callable[..., Any]:
+    """A function, never called, that takes what the generated code will take."""
+
+    def function(self: Any) -> None: ...
+
+    defaults: dict[str, tuple[Any, ...]] = {}
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            break
+        defaults[node.target] = node.args
+    names = ("self", *defaults)
+    function.__code__ = function.__code__.replace(
+        co_argcount=len(names), co_nlocals=len(names), co_varnames=names
+    )
+    by_name = inspect.Parameter.KEYWORD_ONLY  # of which each may have a default
+    function.__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(name, by_name, default=default[0] if default else OMITTED)
+            for name, default in defaults.items()
+            if not name.startswith("*")
+        ]
+    )
+    return function
 
 
 def _adopt(kind: Any, model_class: type[nn.Module] | None) -> None:

@@ -15,6 +15,7 @@ from fxpasses.capture.result.ambient import Ambient
 from fxpasses.capture.result.forms import (
     OMITTED,
     PLAIN,
+    SHARED,
     Anything,
     Args,
     Constant,
@@ -120,6 +121,11 @@ class Pattern:
         return self._questions
 
     @property
+    def has_aliases(self) -> bool:
+        """Whether the graph holds only for calls that pass some memory twice."""
+        return any(pair != (index, index) for index, pair in enumerate(self._aliases))
+
+    @property
     def reads_grad_mode(self) -> bool:
         """Whether the grad mode is part of the pattern."""
         return self._ambient.grad is not None
@@ -150,7 +156,9 @@ class Pattern:
         bound = cast("inspect.Signature", self._signature).bind(*args, **kwargs)
         return bound.args, bound.kwargs
 
-    def _named_difference(self, args: Args, kwargs: Kwargs) -> Difference:
+    def _named_difference(
+        self, args: Args, kwargs: Kwargs, skip: Callable[[Any], bool] | None = None
+    ) -> Difference:
         signature, named = self._signature, self._named
         if signature is None or named is None:
             return "the arguments have another form"
@@ -161,30 +169,38 @@ class Pattern:
         for name, form in named.items():
             parameter = signature.parameters[name]
             left_out = OMITTED if isinstance(form, Omitted) else parameter.default
-            if found := form.difference(bound.arguments.get(name, left_out), name):
+            value = bound.arguments.get(name, left_out)
+            if skip is not None and skip(value):
+                continue
+            if found := form.difference(value, name):
                 return found
-        if aliases_of(tensors_of(dict(bound.arguments))) != self._aliases:
-            return "other arguments share memory, or are one tensor"
+        if skip is None and aliases_of(tensors_of(dict(bound.arguments))) != self._aliases:
+            return SHARED
         return None
 
-    def describe_difference(self, args: Args, kwargs: Kwargs) -> str:
-        """In words, how a call differs from what the graph holds for; "" where it does not."""
+    def describe_difference(
+        self, args: Args, kwargs: Kwargs, skip: Callable[[Any], bool] | None = None
+    ) -> str:
+        """In words, how a call differs from what the graph holds for; "" where it does not.
+
+        Arguments for which `skip` holds are taken to fit.
+        """
         if found := self._ambient.difference():
             return found
         if self._named is not None:
-            return self._named_difference(args, kwargs) or ""
+            return self._named_difference(args, kwargs, skip) or ""
         if len(args) != len(self._args):
             return f"{len(args)} positional arguments instead of {len(self._args)}"
         if list(kwargs) != list(self._kwargs):
             return f"keyword arguments {list(kwargs)} instead of {list(self._kwargs)}"
-        for index, (form, value) in enumerate(zip(self._args, args, strict=True)):
-            if found := form.difference(value, f"argument {index}"):
+        names = (*(f"argument {index}" for index in range(len(args))), *kwargs)
+        forms = (*self._args, *self._kwargs.values())
+        for name, form, value in zip(names, forms, (*args, *kwargs.values()), strict=True):
+            is_skipped = skip is not None and skip(value)
+            if not is_skipped and (found := form.difference(value, name)):
                 return found
-        for key, form in self._kwargs.items():
-            if found := form.difference(kwargs[key], key):
-                return found
-        if aliases_of(tensors_of((args, dict(kwargs)))) != self._aliases:
-            return "other arguments share memory, or are one tensor"
+        if skip is None and aliases_of(tensors_of((args, dict(kwargs)))) != self._aliases:
+            return SHARED
         return ""
 
     def resembles(self, args: Args, kwargs: Kwargs) -> bool:
