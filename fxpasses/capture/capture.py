@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fxpasses.capture.admission import check_example, check_model, children_of
+from fxpasses.capture.aliased import NOTE as SHARING_MATTERS
+from fxpasses.capture.aliased import apart, holds_for_both, shares
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.captured import Capture, Reference, Sizes
 from fxpasses.capture.inside import attributes_of, is_sealed
@@ -35,7 +37,7 @@ from fxpasses.capture.tracing.tracer import (
     trace,
 )
 from fxpasses.capture.twins.own_tensors import OwnTensors
-from fxpasses.capture.twins.twin import twin
+from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import Program
 from fxpasses.core.collections import collections_paused
 from fxpasses.core.surroundings import surroundings_kept
@@ -100,6 +102,8 @@ class _Capturing:
         self._done: set[int] = {id(clean)}
         self._traces = self._guards = 0
         self._notes: dict[str, None] = {}
+        self._apart: dict[int, Arguments] = {}
+        """Of modules for which it does not matter that their example shares memory: others."""
 
     def run(self, example: Arguments | None) -> Capture:
         root = self._clean
@@ -129,6 +133,37 @@ class _Capturing:
     # -- one trace
 
     def _trace(self, module: nn.Module, example: Arguments | None) -> Trace:
+        """Trace `module`, and put what its graph needs where it is found."""
+        made, found = self._traced(module, example)
+        self._apart.pop(id(module), None)
+        if example is not None and shares(example):
+            made, found = self._also_apart(module, example, made, found)
+        self._guards += made.guards
+        self._notes.update(dict.fromkeys(made.notes))
+        state = attributes_of(module)
+        state.update(made.constants)
+        state.update({n: found.old(m) if found.made(m) else m for n, m in made.unregistered})
+        show_guards(made.graph)
+        _name_safely(module, made.graph)
+        return made
+
+    def _also_apart(
+        self, module: nn.Module, example: Arguments, shared: Trace, found: Twin
+    ) -> tuple[Trace, Twin]:
+        """A graph for arguments of their own, too, where the model does not tell them apart."""
+        separate = apart(example)
+        try:
+            made, twins = self._traced(module, separate)
+        except Untraceable:
+            return shared, found
+        if not holds_for_both(module.forward, (shared, example), (made, separate)):
+            self._notes[SHARING_MATTERS] = None
+            return shared, found
+        made.outputs = shared.outputs
+        self._apart[id(module)] = separate
+        return made, twins
+
+    def _traced(self, module: nn.Module, example: Arguments | None) -> tuple[Trace, Twin]:
         """Trace a twin of `module`, again where globals or state turn out to change."""
         strict, places, live = False, tuple[str, ...](), frozenset[str]()
         opaque: dict[str, Opaque] = {}
@@ -159,17 +194,9 @@ class _Capturing:
                 strict, places = True, changed.places
                 continue
             if made.changing <= live:
-                break
+                return made, found
             live |= made.changing
             opaque = {leaf.path: leaf for leaf in made.opaque}
-        self._guards += made.guards
-        self._notes.update(dict.fromkeys(made.notes))
-        state = attributes_of(module)
-        state.update(made.constants)
-        state.update({n: found.old(m) if found.made(m) else m for n, m in made.unregistered})
-        show_guards(made.graph)
-        _name_safely(module, made.graph)
-        return made
 
     def _graph_of(
         self, module: nn.Module, made: Trace, example: Arguments | None
@@ -182,6 +209,8 @@ class _Capturing:
         reads_grad = made.reads_grad_mode or (before is not None and before.reads_grad_mode)
         asked = made.asked if before is None else _also_asked(made.asked, before, example)
         forward = own_function(module)
+        separate = self._apart.get(id(module))
+        example = example if separate is None else separate
         pattern = (
             Pattern.by_names(forward, asked)
             if example is None
@@ -191,6 +220,7 @@ class _Capturing:
                 forward=forward,
                 grad_matters=reads_grad,
                 asked=asked,
+                aliases_matter=separate is None,
             )
         )
         flags = [(_at(module, path), _at(module, path).training) for path in made.reads_training]

@@ -11,11 +11,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from torch import Tensor
+
 from fxpasses.capture.result.ambient import Ambient
 from fxpasses.capture.result.forms import (
     OMITTED,
     PLAIN,
     SHARED,
+    Aliases,
     Anything,
     Args,
     Constant,
@@ -45,6 +48,8 @@ class Pattern:
         gradients: Whether `requires_grad` of every tensor is part of the pattern.
         asked: What the model has asked of the tensors of the call, by their number in the order
             of `tensors_of`, and the answers.
+        aliases_matter: Whether the graph holds only where arguments share memory as in the
+            example.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Pattern:
         grad_matters: bool = False,
         gradients: bool = False,
         asked: Mapping[int, Mapping[str, Any]] = _NOTHING,
+        aliases_matter: bool = True,
     ) -> None:
         tensors = tensors_of((args, dict(kwargs)))
         self._questions = frozenset(q for answers in asked.values() for q in answers)
@@ -64,7 +70,7 @@ class Pattern:
         form = partial(form_of, gradients=gradients, asked=answers)
         self._args = tuple(form(value) for value in args)
         self._kwargs = {key: form(value) for key, value in kwargs.items()}
-        self._aliases = aliases_of(tensors)
+        self._aliases = _expected_aliases(tensors, args) if aliases_matter else None
         devices = dict.fromkeys(("cpu", *(tensor.device.type for tensor in tensors), "cuda"))
         self._ambient = Ambient.now(
             tuple(d for d in devices if d != "meta"), grad_matters=grad_matters
@@ -112,7 +118,7 @@ class Pattern:
 
     def _compile(self) -> None:
         self.ambient_fits = self._ambient.compiled()
-        self.fits = compiled_check(self._args, self._kwargs, self._aliases)
+        self.fits = compiled_check(self._args, self._kwargs, self._aliases or ())
         self._order = tuple(self._kwargs) if self._order_matters() else None
 
     @property
@@ -123,7 +129,7 @@ class Pattern:
     @property
     def has_aliases(self) -> bool:
         """Whether the graph holds only for calls that pass some memory twice."""
-        return any(pair != (index, index) for index, pair in enumerate(self._aliases))
+        return any(pair != (index, index) for index, pair in enumerate(self._aliases or ()))
 
     @property
     def reads_grad_mode(self) -> bool:
@@ -174,9 +180,11 @@ class Pattern:
                 continue
             if found := form.difference(value, name):
                 return found
-        if skip is None and aliases_of(tensors_of(dict(bound.arguments))) != self._aliases:
-            return SHARED
-        return None
+        is_shared = skip is None and self._shares_otherwise(dict(bound.arguments))
+        return SHARED if is_shared else None
+
+    def _shares_otherwise(self, arguments: Any) -> bool:
+        return self._aliases is not None and aliases_of(tensors_of(arguments)) != self._aliases
 
     def describe_difference(
         self, args: Args, kwargs: Kwargs, skip: Callable[[Any], bool] | None = None
@@ -199,9 +207,7 @@ class Pattern:
             is_skipped = skip is not None and skip(value)
             if not is_skipped and (found := form.difference(value, name)):
                 return found
-        if skip is None and aliases_of(tensors_of((args, dict(kwargs)))) != self._aliases:
-            return SHARED
-        return ""
+        return SHARED if skip is None and self._shares_otherwise((args, dict(kwargs))) else ""
 
     def resembles(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether the arguments fit one by one: what a compiler can trace of `admits`."""
@@ -239,6 +245,12 @@ class Pattern:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._compile()
+
+
+def _expected_aliases(tensors: list[Tensor], args: Args) -> Aliases:
+    """Without an example, every argument is a tensor of its own."""
+    is_by_names = not tensors and len(args) > 1 and isinstance(args[0], Anything)
+    return tuple((i, i) for i in range(len(args))) if is_by_names else aliases_of(tensors)
 
 
 def _plain_signature(forward: Callable[..., Any]) -> inspect.Signature | None:

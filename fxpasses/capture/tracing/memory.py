@@ -59,6 +59,8 @@ class Memory:
         self._points: list[Checkpoint] = []
         self._saved: list[set[int]] = [set()]  # per checkpoint: memory saved since
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._given: set[int | None] = set()
+        self.writes_given = False
         self._memo: dict[int, Any] = {}
 
     # -- what is whose
@@ -86,6 +88,10 @@ class Memory:
         self._own(made, serial=0)
         attributes_of(made).update(attributes_of(tensor))
         return made.requires_grad_() if tensor.requires_grad else made
+
+    def give(self, tensor: Tensor) -> None:
+        """Note that this is the copy of a tensor which the call gives."""
+        self._given.add(key_of(tensor))
 
     def lend(self, tensor: Tensor) -> None:
         """Allow writes to a tensor that stands for a parameter."""
@@ -127,6 +133,7 @@ class Memory:
             kind = OpaqueKind.WRITES_PARAMETER if is_parameter else OpaqueKind.PYTHON_STATE
             what = "a parameter" if is_parameter else "a tensor of the program around it"
             raise Refusal(kind, f"writes {what} in place")
+        self.writes_given |= key in self._given
         if serial == 0:
             self.effect = self.effect or "a write to a buffer or an input"
         is_older = bool(self._points) and serial < self._points[-1].serial

@@ -113,6 +113,7 @@ class Inputs:
             return found
         recorder = self._recorder
         copy = recorder.copied(example)
+        recorder.memory.give(copy)
         root.known, root.taint, root.is_tensor = copy, Taint.SIZE, True
         if isinstance(root, Made):
             recorder.note_value(root.node, copy, rank_is_fixed=True)

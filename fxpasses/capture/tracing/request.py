@@ -134,4 +134,5 @@ class Trace:
     changing: frozenset[str]
     notes: tuple[str, ...] = ()
     reads_device: bool = True
+    writes_given: bool = False
     asked: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])

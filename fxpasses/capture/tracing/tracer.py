@@ -179,6 +179,7 @@ class _Run:
             changing=frozenset(tracer.changing),
             notes=tuple(tracer.notes),
             reads_device=tracer.reads_device,
+            writes_given=tracer.memory.writes_given,
             asked=tracer.asking.answers(reads_device=tracer.reads_device),
         )
 
