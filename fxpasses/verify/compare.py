@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
-# An element that many times above the typical one is compared by itself: next to the -3e38 of a
-# mask, every error of a score would vanish.
-_OUTLIER = 1e6
-_SAMPLE = 4096
+from fxpasses.verify.distance import distance_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,59 +54,6 @@ def worst(found: list[Difference]) -> Difference:
     return max(found, key=lambda difference: difference.error, default=EQUAL)
 
 
-def relative_error(new: Tensor, old: Tensor, *, rows: bool = False) -> float:
-    """The relative L2 distance of two tensors of one shape, NaN and inf not counted.
-
-    With `rows` the worst over the rows of the first dimension. A row far smaller than the
-    largest one (below a millionth) is measured by a millionth of that.
-    """
-    if old.numel() == 0:
-        return 0.0
-    distance, reference = new - old, old
-    finite = torch.isfinite(old)
-    if not bool(finite.all()):
-        distance = torch.where(finite, distance, 0)
-        reference = torch.where(finite, reference, 0)
-    apart = 0.0
-    if (outliers := _outliers(reference)) is not None:
-        apart = float((distance[outliers].abs() / reference[outliers].abs()).max())
-        distance = torch.where(outliers, 0, distance)
-        reference = torch.where(outliers, 0, reference)
-    return max(apart, _l2(distance, reference, rows=rows))
-
-
-def _l2(distance: Tensor, reference: Tensor, *, rows: bool) -> float:
-    if rows and reference.dim():
-        distance, reference = (t.reshape(t.shape[0], -1) for t in (distance, reference))
-        error, size = _norms(distance), _norms(reference)
-        size = torch.maximum(size, 1e-6 * size.max())
-    else:
-        error = _norms(distance.reshape(1, -1))
-        size = _norms(reference.reshape(1, -1))
-    ratios = torch.where(error == 0, 0.0, error / size)
-    return float(ratios.max()) if ratios.numel() else 0.0
-
-
-def _norms(matrix: Tensor) -> Tensor:
-    if matrix.dim() < 2 or matrix.shape[1] == 0:
-        matrix = matrix.reshape(matrix.shape[0], -1) if matrix.numel() else matrix.new_zeros(1, 1)
-    # Scaled first: squares of what is below 1e-160 or above 1e150 leave the range of float64.
-    top = matrix.abs().amax(1, keepdim=True)
-    scale = torch.where((top > 0) & torch.isfinite(top), top, 1)
-    return torch.linalg.vector_norm(matrix / scale, dim=1) * scale.squeeze(1).abs()
-
-
-def _outliers(reference: Tensor) -> Tensor | None:
-    sizes = reference.abs()
-    flat = sizes.flatten()
-    few = flat[:: max(1, flat.numel() // _SAMPLE)]
-    few = few[few > 0]
-    if few.numel() == 0:
-        return None
-    limit = _OUTLIER * float(few.median())
-    return sizes > limit if float(flat.max()) > limit else None
-
-
 def _flat(value: Any) -> tuple[list[tuple[str, Any]], str]:
     leaves, spec = tree_flatten_with_path(value)
     named = [("".join(str(key) for key in path), leaf) for path, leaf in leaves]
@@ -147,12 +91,11 @@ def _tensor_difference(new: Tensor, old: Tensor, *, rows: bool, dtypes: bool) ->
         if wrong:
             return Difference(math.inf, f"{wrong} of {old.numel()} elements differ")
         return EQUAL
-    wide = torch.promote_types(old.dtype, torch.float64)
-    new, old = _dense(new).to(wide), _dense(old).to(wide)
-    if misplaced := _misplaced(new, old):
-        text = f"NaN or infinity at other places ({misplaced} of {old.numel()} elements)"
+    found = distance_of(_dense(new), _dense(old), rows=rows)
+    if found.misplaced:
+        text = f"NaN or infinity at other places ({found.misplaced} of {old.numel()} elements)"
         return Difference(math.inf, text)
-    return Difference(relative_error(new, old, rows=rows))
+    return Difference(found.error)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -170,14 +113,6 @@ def _mismatches(new: Tensor, old: Tensor, *, dtypes: bool) -> Iterator[str]:
         yield f"the device is {new.device}, not {old.device}"
     if new.layout != old.layout:
         yield f"the layout is {new.layout}, not {old.layout}"
-
-
-def _misplaced(new: Tensor, old: Tensor) -> int:
-    if bool(torch.isfinite(new).all()) and bool(torch.isfinite(old).all()):
-        return 0
-    both_nan = torch.isnan(new) & torch.isnan(old)
-    different = (torch.isfinite(new) != torch.isfinite(old)) | (~torch.isfinite(old) & (new != old))
-    return int((different & ~both_nan).sum())
 
 
 def bit_equal(new: Any, old: Any) -> Difference:

@@ -2,10 +2,16 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from fxpasses.verify.compare import bit_equal, differences, relative_error, worst
+from fxpasses.verify.compare import bit_equal, differences, worst
+from fxpasses.verify.distance import distance_of
 
 SCORES = torch.tensor([[1.0, 2.0, -3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
+
+
+def relative_error(new: Tensor, old: Tensor, *, rows: bool = False) -> float:
+    return distance_of(new, old, rows=rows).error
 
 
 def test_the_error_is_relative_to_the_size_of_the_value() -> None:
@@ -37,6 +43,36 @@ def test_the_huge_values_of_a_mask_hide_nothing() -> None:
     assert relative_error(wrong, masked) == pytest.approx(1e-6, rel=0.01)
     wrong[0, 0] = -3.3e38
     assert relative_error(wrong, masked) > 0.02
+
+
+@pytest.mark.parametrize("shape", [(3, 70_000), (70_000, 3), (2, 300, 200, 2), (1, 8, 150, 150)])
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("axes_from_last", [False, True])
+def test_large_values_are_compared_in_pieces(
+    shape: tuple[int, ...], rows: bool, axes_from_last: bool
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    old = torch.randn(shape, generator=draw, dtype=torch.float64)
+    new = old + 1e-3 * torch.randn(shape, generator=draw, dtype=torch.float64)
+    if axes_from_last:
+        # The same numbers, laid out in memory the other way round.
+        old = old.permute(*range(old.dim())[::-1]).contiguous().permute(*range(old.dim())[::-1])
+    matrix = (
+        (new - old).reshape(shape[0] if rows else 1, -1),
+        old.reshape(len(old) if rows else 1, -1),
+    )
+    expected = float((matrix[0].norm(dim=1) / matrix[1].norm(dim=1)).max())
+
+    assert relative_error(new, old, rows=rows) == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_is_wrong_in_one_piece_of_many_is_seen() -> None:
+    old = torch.ones(3, 100_000)
+    for change in (math.nan, math.inf):
+        new = old.clone()
+        new[1, 77_777] = change
+        assert distance_of(new, old).misplaced == 1
+        assert distance_of(new, new.clone()) == distance_of(old, old)
 
 
 @pytest.mark.parametrize(

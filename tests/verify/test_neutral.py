@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxpasses.verify.compare import relative_error
+from fxpasses.verify.distance import distance_of
 from fxpasses.verify.neutral import SHARES, other_sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -104,13 +104,13 @@ def check_another_way(net: Net, dtype: torch.dtype) -> None:
     model, x = built(net, dtype)
     plain = model(x)
     truth = copy.deepcopy(model).double()(x.double())
-    own_error = relative_error(plain.double(), truth)
+    own_error = distance_of(plain, truth).error
     for share in SHARES:
         with other_sums(share):
             neutral = model(x)
         assert not torch.equal(neutral, plain)
         assert (neutral.dtype, neutral.stride()) == (plain.dtype, plain.stride())
-        assert relative_error(neutral.double(), truth) < 1.4 * own_error
+        assert distance_of(neutral, truth).error < 1.4 * own_error
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
