@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Fold:
     value: Tensor
     formula: Formula
     sources: tuple[Tensor, ...]
+    by_rows: bool = False
+    """Whether each row of it follows from that row of every source."""
 
 
 class Folds:
@@ -61,14 +63,13 @@ class Folds:
                 (along axis 0) follows from that row of every source. Large ones then are made
                 piece by piece, so that no float64 copy of the whole is needed.
         """
-        is_large = by_rows and sources[0].numel() > _PIECE
         with torch.no_grad():
-            if is_large and not any(self.find(source) for source in sources):
-                value = _in_pieces(formula, sources, dtype)
+            if by_rows and sources[0].numel() > _PIECE:
+                value = _in_pieces(formula, self._known(sources), dtype)
             else:
                 wide = formula(*(_own(self.exact(source), source) for source in sources))
                 value = _compact(wide.to(dtype))
-        return self.add(Fold(value, formula, tuple(sources)))
+        return self.add(Fold(value, formula, tuple(sources), by_rows))
 
     def __iter__(self) -> Iterator[Fold]:
         return iter(self._folds.values())
@@ -95,7 +96,7 @@ class Folds:
 
     def alias(self, fold: Fold, tensor: Tensor) -> None:
         """Also know `fold` by `tensor`: a Parameter made over its value."""
-        self._folds[id(tensor)] = Fold(tensor, fold.formula, fold.sources)
+        self._folds[id(tensor)] = replace(fold, value=tensor)
 
     def exact(self, tensor: Tensor) -> Tensor:
         """The float64 value of `tensor` before any rounding, through all folds behind it."""
@@ -103,7 +104,14 @@ class Folds:
         if fold is None:
             return widened(tensor)
         with torch.no_grad():
+            if fold.by_rows and tensor.numel() > _PIECE:
+                wide = _WIDE.get(tensor.dtype, tensor.dtype)
+                return _in_pieces(fold.formula, self._known(fold.sources), wide)
             return fold.formula(*(self.exact(source) for source in fold.sources))
+
+    def _known(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """The sources, those that are rounded folds themselves by their exact values."""
+        return [self.exact(source) if self.find(source) else source for source in sources]
 
     def roots(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """The tensors of the original that `tensor` was computed from, or itself."""
