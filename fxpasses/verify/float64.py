@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import (
 from fxpasses.core import Folds, widened
 from fxpasses.verify.structures import mapped, tensors_of
 from fxpasses.verify.trail import Trail
+from fxpasses.verify.workspace import computed
 
 WIDE = {
     torch.float16: torch.float64,
@@ -69,6 +70,7 @@ class Float64:
         self.folds = folds
         self.own = own
         self.trail = trail
+        self.asleep = False
         self._noise = noise
         self._generators: dict[torch.device, torch.Generator] = {}
         self._protected = {p for t in protected if (p := _address(t)) is not None}
@@ -78,17 +80,17 @@ class Float64:
             tensors = (fold.value for fold in folds)
             self._folded = {p: t for t in tensors if (p := _address(t)) is not None}
 
-    def read(self, tensor: Tensor) -> Tensor:
-        """The value that the code sees: a stand-in where written, unrounded where folded."""
-        # The mode for functions would answer that a narrow dtype is wide.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
-            return self._read(tensor)
-
     def reads(self, value: Any) -> Any:
-        """`read` for all tensors in a structure."""
-        return mapped(value, self.read)
+        """`read` for all tensors in a structure, whether the modes look on or not."""
+        # They would answer that a narrow dtype is wide, and widen what is being widened.
+        with unaffected():
+            return mapped(value, self.read)
 
-    def _read(self, tensor: Tensor) -> Tensor:
+    def read(self, tensor: Tensor) -> Tensor:
+        """The value that the code sees: a stand-in where written, unrounded where folded.
+
+        For where no mode looks on; elsewhere `reads`.
+        """
         address = _address(tensor)
         if address in self._standins:
             standin, _ = self._standins[address]
@@ -123,22 +125,32 @@ class Float64:
         if not self.is_low(tensor):
             return whole.clone()
         folded = self._folded.get(_address(tensor) or 0)
-        return widened(whole) if folded is None else self._unrounded(folded, whole)
+        return widened(whole) if folded is None else self._unrounded(folded, whole).clone()
 
     def _unrounded(self, folded: Tensor, view: Tensor) -> Tensor:
         assert self.folds is not None
         # A formula must not be helped by the modes: casts in it would be raised.
         with unaffected():
             exact = self.folds.exact(folded)
-        laid_out = torch.empty_strided(
-            folded.shape, folded.stride(), dtype=exact.dtype, device=exact.device
-        ).copy_(exact)
-        offset = view.storage_offset() - folded.storage_offset()
-        return laid_out.as_strided(view.shape, view.stride(), offset)
+        if exact.stride() != folded.stride():
+            exact = torch.empty_strided(
+                folded.shape, folded.stride(), dtype=exact.dtype, device=exact.device
+            ).copy_(exact)
+        offset = exact.storage_offset() + view.storage_offset() - folded.storage_offset()
+        return exact.as_strided(view.shape, view.stride(), offset)
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Inside, ops find their operands as they are; other modes may widen them."""
+        before, self.asleep = self.asleep, True
+        try:
+            yield
+        finally:
+            self.asleep = before
 
     def disturbs(self, value: Any) -> Any:
         """`disturbed` for the widened tensors of a structure."""
-        return mapped(value, lambda tensor: self.disturbed(self.read(tensor)))
+        return mapped(self.reads(value), self.disturbed)
 
     def disturbed(self, value: Tensor) -> Tensor:
         """The value moved by the noise, relative to each element, if there is to be any."""
@@ -197,6 +209,8 @@ class _Widens(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if self.seen.asleep:
+            return func(*args, **(kwargs or {}))
         # The other mode must not answer for what is asked here.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
             return self._call(func, args, kwargs or {})
@@ -211,10 +225,10 @@ class _Widens(TorchDispatchMode):
             seen.stand_in(tensor)
         if tensors:
             args, kwargs = _with_dtypes_raised(func, args, kwargs, seen.own)
-        args, kwargs = seen.reads(tuple(args)), seen.reads(kwargs)
+        args, kwargs = mapped(tuple(args), seen.read), mapped(kwargs, seen.read)
         if _name(func) in _DRAWS_IN_PLACE:
             return _draw_in_place(func, args, kwargs, seen.own)
-        result = func(*args, **kwargs)
+        result = computed(func, args, kwargs)
         if seen.trail is not None:
             seen.trail.met(func, list(tensors_of((args, kwargs))), result)
         if func.is_view or func._schema.is_mutable:  # noqa: SLF001  torch has no public name
@@ -233,6 +247,8 @@ class _WidensEarly(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.seen.asleep:
+            return func(*args, **kwargs)
         if func == _READS_DTYPE:
             # Python code compares dtypes as well: recurrent layers do.
             dtype = func(*args)

@@ -24,6 +24,10 @@ class Visitor(Protocol):
         """Run a node, which is neither a placeholder nor the output, and return its value."""
         ...
 
+    def after(self, node: Node, values: Environment) -> None:
+        """The node has run, and what the graph alone needed until then is gone."""
+        ...
+
     def begins(self) -> None:
         """The placeholders have their values."""
         ...
@@ -40,6 +44,9 @@ class NoVisitor:
     def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:  # noqa: ARG002  the protocol
         return run()
 
+    def after(self, node: Node, values: Environment) -> None:  # noqa: ARG002  the protocol
+        return
+
     def begins(self) -> None:
         return
 
@@ -55,7 +62,15 @@ class Runner:
     ) -> None:
         self.nodes = list(graph.nodes)
         self.resolve = resolve
-        self.dying = lifetimes(self.nodes, keeps or {})
+        keeps = keeps or {}
+        dying = lifetimes(self.nodes, keeps)
+        self.unread = {
+            node: [one for one in dead if keeps.get(one) is not node]
+            for node, dead in dying.items()
+        }
+        self.kept = {
+            node: [one for one in dead if keeps.get(one) is node] for node, dead in dying.items()
+        }
 
     def run(self, inputs: list[Any], visitor: Visitor) -> Any:
         """Run on the values of the placeholders, which are taken out of `inputs`."""
@@ -71,7 +86,11 @@ class Runner:
                 return output
             if node.op != "placeholder":
                 values[node] = visitor.around(node, values, lambda: self._value(node, values))  # noqa: B023  called at once
-            for dead in self.dying.get(node, ()):
+            for dead in self.unread.get(node, ()):
+                del values[dead]
+            if node.op != "placeholder":
+                visitor.after(node, values)
+            for dead in self.kept.get(node, ()):
                 del values[dead]
         return None
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch.fx import GraphModule, Node
 
+from fxpasses.analysis.effects import effects_of
 from fxpasses.core import Applied, Numerics, Region, Replacement
 from fxpasses.core.record import PassRecord
 from fxpasses.verify.regions import borders_read
@@ -147,7 +148,7 @@ def _visit(
     borders_before = tuple(names[name] for name in inputs_before)
     old = names[old_name] if old_name else None
     ready = max((order[node] for node in (*borders, *borders_before)), default=-1)
-    if old is not None and ready < order[old] and old.op not in ("placeholder", "output"):
+    if old is not None and ready < order[old] and _may_write(old):
         return Visit(site, old, True, old, borders)
     last = nodes[max(ready, order[old] if old is not None else 0)]
     if last.op != "placeholder":
@@ -156,6 +157,11 @@ def _visit(
     if first is None:
         return None
     return Visit(site, first, True, old, borders, borders_before)
+
+
+def _may_write(node: Node) -> bool:
+    """Whether what stands before a node may be gone after it. If not, less is held afterwards."""
+    return node.op not in ("placeholder", "output") and not effects_of(node).none
 
 
 def region_before(site: Site) -> tuple[Region, int]:

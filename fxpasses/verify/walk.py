@@ -1,6 +1,7 @@
 """Walk an original graph in float64 and compare every rewrite with it on the way."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +79,8 @@ class Walker:
         self.itinerary = walk.plan(path, graph_module)
         self.place = (path, walk.calls.get(path, 0))
         self.drawn: dict[Node, Callable[[], None]] = {}
+        self.early: dict[Visit, Any] = {}
+        """New values that were computed before their node ran."""
 
     def keeps(self) -> Mapping[Node, Node]:
         return self.itinerary.keeps
@@ -91,18 +94,23 @@ class Walker:
 
     def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:
         visits = self.itinerary.visits.get(node, ())
-        with self.trail.paused():
-            early = [(v, self._new_value(v, values)) for v in visits if v.runs_first]
+        with self._paused():
+            self.early = {v: self._new_value(v, values) for v in visits if v.runs_first}
         with self.trail.at((*self.place, str(node.meta.get(STANDS_FOR, node.name)))):
-            value = self._watching_randomness(node, run)
-        values[node] = value
-        with self.trail.paused():
-            for visit, new in early:
+            return self._watching_randomness(node, run)
+
+    def after(self, node: Node, values: Environment) -> None:
+        with self._paused():
+            for visit in self.itinerary.visits.get(node, ()):
+                early = visit.runs_first
+                new = self.early.pop(visit) if early else self._new_value(visit, values)
                 self._judge(visit, new, values)
-            for visit in visits:
-                if not visit.runs_first:
-                    self._judge(visit, self._new_value(visit, values), values)
-        return value
+
+    @contextmanager
+    def _paused(self) -> Generator[None]:
+        """Inside, what runs is no part of the original's run."""
+        with self.trail.paused(), self.seen.paused():
+            yield
 
     def _watching_randomness(self, node: Node, run: Callable[[], Any]) -> Any:
         seed = RandomState.now().restore
@@ -118,7 +126,7 @@ class Walker:
         """What the rewritten region makes of the values as they stand; an error as such."""
         site = visit.site
         try:
-            return self._run(visit, [values[node] for node in visit.borders])
+            return self._run(visit, self.seen.reads([values[node] for node in visit.borders]))
         except Exception as error:  # whatever a rewritten region raises is a finding
             if is_unavailable(error):
                 site.unverified = f"no float64: {first_line(error)}"
@@ -154,7 +162,7 @@ class Walker:
     def _old_value(self, visit: Visit, values: Environment) -> Any:
         if visit.old is not None:
             return self.seen.reads(values[visit.old])
-        borders = [values[node] for node in visit.borders_before]
+        borders = self.seen.reads([values[node] for node in visit.borders_before])
         region, index = region_before(visit.site)
         return in_float64(region, index, borders, self.walk.folds, own=self.walk.own)
 
@@ -166,7 +174,7 @@ class Walker:
             site.fail(f"the rewritten part raises {new.text}", walk.probe)
             return
         old = self._old_value(visit, values)
-        borders = [self.seen.reads(values[node]) for node in visit.borders]
+        borders = self.seen.reads([values[node] for node in visit.borders])
         with unaffected():
             found = worst(differences(new, old))
         bound = 0.0 if site.numerics is Numerics.EXACT else SITE_BOUND
@@ -275,7 +283,13 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    return all(bool((one == one.flatten()[0]).all()) for one in _floats(value))
+    return all(_has_one_value(one) for one in _floats(value))
+
+
+def _has_one_value(tensor: Tensor) -> bool:
+    first, last = tensor[(0,) * tensor.dim()], tensor[(-1,) * tensor.dim()]
+    # The two are told apart at once; most tensors end here.
+    return bool(first == last) and bool((tensor == first).all())
 
 
 def _moved(value: Any) -> Any:

@@ -102,7 +102,7 @@ def test_an_expanded_weight_is_widened_once() -> None:
     weight = torch.randn(4).expand(1000, 4)
 
     with float64() as seen:
-        value = seen.read(weight)
+        value = seen.reads(weight)
 
     assert value.untyped_storage().nbytes() == 4 * 8
     assert torch.equal(value, weight.double())
@@ -134,8 +134,8 @@ def test_writes_go_to_stand_ins() -> None:
     torch.manual_seed(3)
     with float64(protected=held.values()) as seen:
         value = seen.reads(net(x))
-        left = {name: seen.read(tensor) for name, tensor in held.items()}
-        argument = seen.read(x)
+        left = {name: seen.reads(tensor) for name, tensor in held.items()}
+        argument = seen.reads(x)
 
     torch.manual_seed(3)
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_folded_tensors_are_read_unrounded_in_every_view() -> None:
     exact = source.double() / 3
 
     with float64(folds) as seen:
-        whole, product = seen.read(held), seen.reads(F.linear(torch.eye(4), held))
+        whole, product = seen.reads(held), seen.reads(F.linear(torch.eye(4), held))
         part = seen.reads(held.t()[1:, ::2] * 1)
 
     assert torch.equal(whole, exact)
@@ -187,7 +187,7 @@ def test_formulas_are_not_helped_by_the_modes() -> None:
     fold = folds.fold(lambda w: (w / 3).float().double(), [source], torch.float32)
 
     with float64(), float64(folds) as seen:
-        value = seen.read(fold.value)
+        value = seen.reads(fold.value)
 
     assert torch.equal(value, (source.double() / 3).float().double())
 

@@ -111,6 +111,21 @@ def test_a_value_written_in_between_shows() -> None:
     assert len(site_errors(verdict)) == 1
 
 
+def test_a_rewrite_behind_a_written_argument_reads_what_was_written() -> None:
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        x.add_(1)
+        return (x @ w) * 2
+
+    def earlier(edit: Any, node: Any) -> Any:
+        x, weight = node.args[0].args
+        return edit.call_function(operator.matmul, x, edit.call_function(operator.mul, weight, 2))
+
+    verdict, _ = judged(written, "mul", earlier)
+
+    assert verdict.ok
+    assert site_errors(verdict) == []
+
+
 def test_an_in_place_op_may_be_rewritten() -> None:
     def clamped(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).relu_() + 1
