@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fxpasses.core import STANDS_FOR, Program
 from fxpasses.verify.float64 import Float64, float64
@@ -31,7 +31,7 @@ from fxpasses.verify.state import (
     tensors_below,
     untouched,
 )
-from fxpasses.verify.structures import tensors_of
+from fxpasses.verify.structures import mapped, tensors_of
 from fxpasses.verify.trail import Follow, Key, Trail
 from fxpasses.verify.walk import Walk, Walker
 
@@ -109,9 +109,10 @@ class Runs:
             random = RandomState.now()
             after = named_tensors(program)
         written = {k: v for k, v in after.items() if k in before and _changed(v, before[k])}
-        trail.add(OUTPUTS[:1], tree_leaves(outputs))
+        trail.end(OUTPUTS, tree_leaves(outputs))
         shared = shared_memory(outputs, (args, kwargs))
-        return Run(outputs, (args, kwargs), written, random, shared, trail)
+        left = _as_left((args, kwargs), probe)
+        return Run(outputs, left, written, random, shared, trail)
 
     def wide(
         self, program: Program, probe: Probe, *, walk: Walk | None = None, noise: float = 0.0
@@ -136,15 +137,15 @@ class Runs:
             with raised_by(program):
                 outputs = run_program(program, args, kwargs, visitors)
             outputs = seen.reads(outputs)
-            arguments = seen.reads((args, kwargs))
+            arguments = mapped((args, kwargs), lambda t: seen.reads(t) if seen.wrote(t) else t)
             after = {
-                name: seen.read(tensor)
+                name: seen.reads(tensor)
                 for name, tensor in named_tensors(program).items()
                 if name in before and (seen.wrote(tensor) or tensor is not before[name])
             }
             self._note_parameters(program, seen)
-        trail.add(OUTPUTS[:1], tree_leaves(outputs))
-        return Run(outputs, arguments, after, None, set(), trail)
+        trail.end(OUTPUTS, tree_leaves(outputs))
+        return Run(outputs, _as_left(arguments, probe), after, None, set(), trail)
 
     def _note_parameters(self, program: Program, seen: Float64) -> None:
         parameters = (p for root in modules_of(program) for p in root.parameters())
@@ -184,6 +185,23 @@ def _walkers(walk: Walk, seen: Float64, trail: Trail) -> MakeVisitor:
         return Walker(walk, path, graph_module, seen, trail)
 
     return make
+
+
+def _as_left(arguments: Any, probe: Probe) -> Any:
+    """Arguments after a run, the probe's own wherever the run has not changed them."""
+    given, structure = tree_flatten((probe.args, dict(probe.kwargs)))
+    left, structure_left = tree_flatten(arguments)
+    if structure_left != structure:
+        return arguments
+    pairs = zip(left, given, strict=True)
+    return tree_unflatten([old if _is_equal(new, old) else new for new, old in pairs], structure)
+
+
+def _is_equal(new: Any, old: Any) -> bool:
+    if not isinstance(new, Tensor) or not isinstance(old, Tensor):
+        return False
+    same = new.dtype == old.dtype and new.layout == old.layout == torch.strided
+    return same and torch.equal(new, old)
 
 
 def named_tensors(program: Program) -> dict[str, Tensor]:

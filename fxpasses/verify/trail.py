@@ -80,6 +80,10 @@ class Trail:
             name = func.overloadpacket.__name__
             self.add((*self._place, name), floats, tuple(tree_leaves(result)))
 
+    def end(self, key: Key, values: Sequence[Any]) -> None:
+        """Keep what a run returned; nobody writes it any more, so it is not copied."""
+        self.events[key] = Event(key, tuple(values))
+
     def add(self, key: Key, values: Sequence[Any], decision: Sequence[Any] | None = None) -> None:
         """Keep an event; a second one with the same key is numbered."""
         number = 0
