@@ -17,6 +17,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from memory import (
+    bytes_of_float64_forward,
+    bytes_of_largest_region,
+    peak_bytes,
+    verification_of,
+)
 from models import built, images
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
@@ -216,24 +222,14 @@ def memory() -> Iterator[Row]:
 def _extra_memory(name: str) -> str:
     """Peak of what the allocator held above the start, and the bytes rewritten."""
     model = built(getattr(models, name))
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    rewritten = 0
+
+    def run() -> None:
+        nonlocal rewritten
         fast = fxpasses.run(model, PASSES, verify=False)
-    return f"{_peak(profile)} {fast.meta['fxpasses']['bytes_rewritten']}"
+        rewritten = fast.meta["fxpasses"]["bytes_rewritten"]
 
-
-def _peak(profile: torch.profiler.profile) -> int:
-    """The highest sum of the allocator's events, in order."""
-    events = [
-        event
-        for event in profile.profiler.kineto_results.events()  # the events in time carry the bytes
-        if event.name() == "[memory]"
-    ]
-    held = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return highest
+    return f"{peak_bytes(run)} {rewritten}"
 
 
 # -- verification
@@ -254,6 +250,26 @@ def verification() -> Iterator[Row]:
         record["seconds"]["verify"] / forward,
         "forwards",
     )
+    for batch in (1, 4):
+        yield from _memory_of_verification(model, batch)
+
+
+def _memory_of_verification(model: nn.Module, batch: int) -> Iterator[Row]:
+    """Peak over what original and result hold: at most one forward and one region in float64.
+
+    Further inputs are tried in a batch of three, so that may be the largest forward.
+    """
+    what, example = f"resnet50, batch {batch}", images(batch, 224)
+    largest = images(max(batch, 3), 224)
+    forward, region = (
+        measure(model, largest) for measure in (bytes_of_float64_forward, bytes_of_largest_region)
+    )
+    peak = peak_bytes(verification_of(model, example))
+    limit = (forward + region) / 2**20
+    yield Row(f"{what}: peak extra memory of verification", peak / 2**20, "MiB", limit)
+    over = peak - bytes_of_float64_forward(model, example)
+    yield Row(f"{what}: that over one float64 forward of the example", over / 2**20, "MiB")
+    yield Row(f"{what}: largest region in float64", region / 2**20, "MiB")
 
 
 if __name__ == "__main__":
