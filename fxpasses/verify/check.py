@@ -71,8 +71,9 @@ def check(  # noqa: PLR0913  three are options by keyword
             f"not comparable: the example holds a {kind.__name__}, which does something of its own "
             "where torch's functions are called",
         )
-    example = example_probe(tuple(arguments.args), dict(arguments.kwargs))
-    given = None if reference is None else Run(reference.outputs)
+    outputs = None if reference is None else reference.outputs
+    example = example_probe(tuple(arguments.args), dict(arguments.kwargs), outputs)
+    given = None if reference is None else Run(outputs)
     checking = Checking(example, given, level=level, training=training)
     with own_draws():
         return checking.verdict(pieces(original, optimised, runs, cuts))

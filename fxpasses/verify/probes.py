@@ -28,18 +28,28 @@ class Probe:
         return args, kwargs
 
 
-def example_probe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Probe:
-    return Probe("example", args, kwargs, rows=_batch_size((args, kwargs)) is not None)
+def example_probe(args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any = None) -> Probe:
+    """The example; `outputs` are the model's own, where they are known."""
+    size = _batch_size((args, kwargs))
+    return Probe("example", args, kwargs, rows=size is not None and _comes_out(size, outputs))
+
+
+def _comes_out(size: int, outputs: Any) -> bool:
+    """Whether some output may have as many samples as the arguments, or a multiple of them.
+
+    What three images of a list have in common is that each has three channels.
+    """
+    leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.dim()]
+    return not leaves or any(leaf.shape[0] % size == 0 for leaf in leaves)
 
 
 def composite_probe(example: Probe) -> Probe | None:
     """One batch of all: a row of zeros, one of other values, one of ten times the example.
 
-    None where the arguments have no common first dimension, or where nothing in them is a float
-    that could be varied. Its size differs from the example's.
+    None where the example has no samples by rows. Its size differs from the example's.
     """
     size = _batch_size((example.args, example.kwargs))
-    if size is None:
+    if size is None or not example.rows:
         return None
     rows: list[Callable[[Tensor], Tensor]] = [_zeros, _others, _large]
     if size == len(rows):

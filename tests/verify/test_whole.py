@@ -494,3 +494,25 @@ def test_values_are_freed_as_the_walk_goes() -> None:
     assert len(alive) >= 40 * 6
     # The arguments of each run are kept to be compared; of the values on the way two at a time.
     assert max(alive) < 10
+
+
+def test_channels_of_images_in_a_list_are_no_samples() -> None:
+    """Three rows make another batch of samples, but no image has four channels."""
+
+    class OfImages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+
+        def forward(self, images: list[Tensor]) -> Tensor:
+            return self.conv(images[0][None]).amax((2, 3)) + images[1].mean()
+
+    model = OfImages().eval()
+    case = captured(model)
+    case.foreign("nothing")
+
+    verdict = verdict_on(case, model, [torch.randn(3, 8, 8), torch.randn(3, 8, 8)])
+
+    assert verdict.ok
+    # The reference, in float64, two neutral runs, the result; then both on zeros.
+    assert verdict.record.forwards == 7
