@@ -116,8 +116,10 @@ class Float64:
         if address is None or address in self._standins:
             return
         if self.is_low(tensor) or address in self._protected:
-            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            whole.set_(tensor.untyped_storage())
+            # Modes around this one must not widen what only is another view of the memory.
+            with unaffected():
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                whole.set_(tensor.untyped_storage())
             # The real tensor is kept alive, so that its address cannot be reused.
             self._standins[address] = (self._filled(whole, tensor), tensor)
 

@@ -304,3 +304,16 @@ def test_values_of_nodes_made_by_earlier_passes_are_compared() -> None:
     verdict = check(case.original, case.work, case.done, Call((VECTORS,)), reference)
 
     assert [blame.id for blame in verdict.blame] == [identifier]
+
+
+def test_a_norm_that_stays_may_be_part_of_a_rewrite() -> None:
+    model = Plain().eval()
+    case = captured(model)
+    case.apply(replace(case, "parts_bn", lambda e, n: e.copy(n)), "parts_bn")
+
+    x = torch.randn(IMAGE)
+    with torch.no_grad():
+        verdict = check(case.original, case.work, case.done, Call((x,)), Reference(model(x)))
+
+    assert verdict.ok, verdict.failures
+    assert verdict.record.unverified == []
