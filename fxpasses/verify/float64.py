@@ -91,6 +91,15 @@ class Float64:
 
         For where no mode looks on; elsewhere `reads`.
         """
+        value = self._read(tensor)
+        # Ops add up what they are given out of sight: their results alone do not show it.
+        return self.disturbed(value) if self._is_given(tensor) else value
+
+    def _is_given(self, tensor: Tensor) -> bool:
+        """Whether the code did not compute the tensor: a weight, an argument."""
+        return self.is_low(tensor) or _address(tensor) in self._protected
+
+    def _read(self, tensor: Tensor) -> Tensor:
         address = _address(tensor)
         if address in self._standins:
             standin, _ = self._standins[address]
@@ -116,10 +125,8 @@ class Float64:
         if address is None or address in self._standins:
             return
         if self.is_low(tensor) or address in self._protected:
-            # Modes around this one must not widen what only is another view of the memory.
-            with unaffected():
-                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                whole.set_(tensor.untyped_storage())
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            whole.set_(tensor.untyped_storage())
             # The real tensor is kept alive, so that its address cannot be reused.
             self._standins[address] = (self._filled(whole, tensor), tensor)
 
@@ -185,7 +192,8 @@ def float64(
         protected: tensors not to be written even where they are wide or integers already. What
             has a narrow float dtype is never written.
         own: the dtype that random numbers are drawn in, since other dtypes draw other numbers.
-        noise: moves the result of every op by this share of each element, up or down.
+        noise: moves what the code is given and the result of every op by this share of each
+            element, up or down.
         trail: is told of every op.
         grad: whether autograd records what runs.
     """

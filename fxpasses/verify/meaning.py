@@ -5,6 +5,7 @@ from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import Probe
 from fxpasses.verify.raised import ProgramError
 from fxpasses.verify.runs import Run, Runs
+from fxpasses.verify.trail import Key
 from fxpasses.verify.walk import NOISE, ROUNDINGS
 from fxpasses.verify.whole import distance, note_stop
 
@@ -27,19 +28,27 @@ def check_meaning(
     note_stop(findings, comparison)
     found, bounds = comparison.found, dict.fromkeys(comparison.found, bound)
     if any(not d.in_kind and d.error > bound for d in found.values()):
-        try:
-            noisy = runs.wide(original, probe, noise=NOISE)
-        except ProgramError:  # The disturbed values are outside of what an op takes.
-            noisy = truth
-        moved = distance(noisy, truth, rows=probe.rows)
-        note_stop(findings, moved)
-        for key in found:
-            if key in moved.found and not moved.found[key].in_kind:
-                amplified = moved.found[key].error / NOISE
-                bounds[key] = max(bound, ROUNDINGS * amplified)
-            else:
-                # Behind a decision that the least disturbance turns round.
-                del bounds[key]
-    for key, widest in bounds.items():
-        findings.judge("meaning", probe.name, key, found[key], widest, "relative error")
+        widest = rounding_bounds(findings, runs, original, probe, truth)
+        # Behind a decision that the least disturbance turns round nothing is judged.
+        bounds = {key: max(bound, widest[key]) for key in found if key in widest}
+    for key, one in bounds.items():
+        findings.judge("meaning", probe.name, key, found[key], one, "relative error")
     return max(bounds.values(), default=bound)
+
+
+def rounding_bounds(
+    findings: Findings, runs: Runs, original: Program, probe: Probe, truth: Run
+) -> dict[Key, float]:
+    """What rounding in float64 may do at each place, by how the original enlarges disturbances.
+
+    Places that the least disturbance throws about are left out.
+    """
+    try:
+        noisy = runs.wide(original, probe, noise=NOISE)
+    except ProgramError:  # The disturbed values are outside of what an op takes.
+        noisy = truth
+    moved = distance(noisy, truth, rows=probe.rows)
+    note_stop(findings, moved)
+    return {
+        key: ROUNDINGS * one.error / NOISE for key, one in moved.found.items() if not one.in_kind
+    }

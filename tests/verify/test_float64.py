@@ -193,11 +193,24 @@ def test_formulas_are_not_helped_by_the_modes() -> None:
 
 
 def test_noise_moves_every_result_by_its_share() -> None:
-    x = torch.rand(1000) + 1
+    x = torch.rand(1000).double() + 1
 
     with float64(noise=1e-3) as seen:
         value = seen.reads(x * 1)
 
-    moved = (value / x.double() - 1).abs()
+    moved = (value / x - 1).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 1e-3))
     assert 0.4 < (value > x).double().mean() < 0.6
+
+
+def test_noise_moves_what_ops_are_given_as_well() -> None:
+    """What cancels inside of an op does not show in the size of its result."""
+    mean, shift, weight = (torch.full((4,), one) for one in (1e6, 1e6, 1.0))
+
+    def norm(noise: float) -> Tensor:
+        with float64(noise=noise) as seen:
+            arguments = (torch.zeros(8, 4), mean, torch.ones(4), weight, shift)
+            return seen.reads(torch.nn.functional.batch_norm(*arguments, eps=0.0))
+
+    moved = (norm(1e-9) - norm(0.0)).abs()
+    assert 1e-4 < moved.max() < 1e-2
