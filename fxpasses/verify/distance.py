@@ -49,7 +49,7 @@ def distance_of(new: Tensor, old: Tensor, *, rows: bool = False) -> Distance:
         return Distance(0.0)
     if not (rows and old.dim()):
         new, old = new.unsqueeze(0), old.unsqueeze(0)
-    limit = _outlier_limit(old)
+    limit = outlier_limit(old)
     parts = [_rows_measured(a, b, limit) for a, b in _blocks_of_rows(new, old)]
     apart = torch.cat([part.apart for part in parts])
     size = torch.cat([part.size for part in parts])
@@ -141,7 +141,7 @@ def _norms(matrix: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrix / scale, dim=1) * scale.squeeze(1)
 
 
-def _outlier_limit(old: Tensor) -> float:
+def outlier_limit(old: Tensor) -> float:
     """How large an element may be before it is compared by itself."""
     by_stride = sorted(range(old.dim()), key=old.stride, reverse=True)
     flat = old.permute(by_stride).flatten()

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxpasses.core import VALUE, Numerics, Program, Region, TensorInfo
+from fxpasses.core import VALUE, Program, Region, TensorInfo
 from fxpasses.verify.probes import Probe
 from fxpasses.verify.regions import borders_read, run_region
 from fxpasses.verify.runner import Environment, NoVisitor, Visitor, modules_of, run_program
@@ -41,11 +41,20 @@ class Kinds:
         """
         return self._graph(path)[name]
 
-    def _graph(self, path: str) -> Mapping[str, Any]:
+    def find(self, path: str, name: str) -> Any:
+        """What `of` gives, or None where that is not known."""
+        return self._graph(path).get(name)
+
+    def prepare(self) -> None:
+        """Find out now what the front end has not noted, by a run on fake tensors."""
         if self._seen is None:
             self._seen = {p: _noted(one) for p, one in self._program}
             if any(value is None for one in self._seen.values() for value in one.values()):
                 self._propagate(self._seen)
+
+    def _graph(self, path: str) -> Mapping[str, Any]:
+        self.prepare()
+        assert self._seen is not None
         return {k: v for k, v in self._seen[path].items() if v is not None}
 
     def _propagate(self, seen: dict[str, dict[str, Any]]) -> None:
@@ -91,13 +100,12 @@ def _kind(value: Any) -> Any:
     return tree_map_only(Tensor, TensorInfo.of, value)
 
 
-def check_dtypes(sites: Sequence[Site], program: Program, example: Probe) -> list[str]:
+def check_dtypes(sites: Sequence[Site], kinds: Kinds) -> list[str]:
     """Fail the sites whose results have other dtypes, shapes or devices; notes on the rest."""
-    kinds, notes = Kinds(program, example), list[str]()
+    notes = list[str]()
     for site in sites:
-        if site.numerics is Numerics.PRECISION:
-            # From here on values have the dtypes that were asked for.
-            return notes
+        if not site.own_dtypes:
+            continue
         try:
             mismatch = _mismatch(site, kinds)
         except Exception as error:  # fakes cannot run everything: the walk sees what is wrong

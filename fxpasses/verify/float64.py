@@ -157,10 +157,6 @@ class Float64:
         finally:
             self.asleep = before
 
-    def disturbs(self, value: Any) -> Any:
-        """`disturbed` for the widened tensors of a structure."""
-        return mapped(self.reads(value), self.disturbed)
-
     def disturbed(self, value: Tensor) -> Tensor:
         """The value moved by the noise, relative to each element, if there is to be any."""
         if not self._noise or not value.is_floating_point():

@@ -1,16 +1,18 @@
 """Compute one result of a region."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils._pytree import tree_map_only
 
 from fxpasses.core import Folds, Region
-from fxpasses.verify.float64 import float64
+from fxpasses.verify.float64 import float64, unaffected
 from fxpasses.verify.runner import call, lifetimes
-from fxpasses.verify.state import randomness_restored, tensors_below
+from fxpasses.verify.state import randomness_restored, tensors_below, untouched
 from fxpasses.verify.structures import tensors_of
 from fxpasses.verify.trail import Trail
 
@@ -78,8 +80,27 @@ def in_float64(  # noqa: PLR0913  all but three have defaults
         if seed is not None:
             seed()
         if noise:
-            borders = [seen.disturbs(border) for border in borders]
+            borders = [seen.reads(border) for border in borders]
         return seen.reads(run_region(region, index, borders))
+
+
+def in_own_dtypes(
+    region: Region, index: int, borders: Sequence[Any], seed: Callable[[], None] | None = None
+) -> Any:
+    """The result at `index` as the ops find their dtypes; only the borders may be written.
+
+    Modes that are active do not see it. `seed` is as for `in_float64`.
+    """
+    modules = [value for value in region.attributes.values() if isinstance(value, nn.Module)]
+    with randomness_restored(), unaffected(), untouched(modules, parameters_too=True):
+        held = tree_map_only(Tensor, _copied, dict(region.attributes))
+        if seed is not None:
+            seed()
+        return run_region(replace(region, attributes=held), index, borders)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def tensors_read(region: Region) -> list[Tensor]:

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import or_
 from typing import Protocol
 
 from torch.fx import GraphModule, Node
 
 from fxpasses.analysis.effects import effects_of
-from fxpasses.core import Applied, Numerics, Region, Replacement
+from fxpasses.core import Applied, Numerics, Region, Replacement, cut_region
 from fxpasses.core.record import PassRecord
 from fxpasses.verify.regions import borders_read
 
@@ -48,7 +50,8 @@ class Site:
     reached: bool = False
     unverified: str = "no probe changes its value"
     """Why it is not verified as long as `reached` is false."""
-    notes: list[str] = field(default_factory=list[str])
+    own_dtypes: bool = True
+    """Whether values have the dtypes of the original here: no pass lowered the precision before."""
 
     @property
     def replacement(self) -> Replacement:
@@ -74,9 +77,10 @@ class Site:
 
 def sites_of(runs: Sequence[PassRun], paths: Sequence[str]) -> list[Site]:
     """All sites of a pipeline that kept its regions, in the order they were made."""
+    lowered = list(accumulate((run.numerics is Numerics.PRECISION for run in runs), or_))
     return [
-        Site(run.record.name, run.numerics, applied, index, applied.after, path)
-        for run in runs
+        Site(run.record.name, run.numerics, applied, index, applied.after, path, own_dtypes=not low)
+        for run, low in zip(runs, lowered, strict=True)
         for path in paths
         for applied in run.applied.get(path, ())
         if applied.after is not None
@@ -85,11 +89,20 @@ def sites_of(runs: Sequence[PassRun], paths: Sequence[str]) -> list[Site]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """One result of a region, and the nodes of the original whose values it follows from."""
+
+    region: Region
+    index: int
+    borders: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Visit:
     """When a site is looked at.
 
     Its new value is computed before or after `node` has run; its old value is that of `old`,
-    or where that is None what `region_before` computes.
+    or where that is None what `before` computes.
     """
 
     site: Site
@@ -97,8 +110,12 @@ class Visit:
     runs_first: bool
     """Whether the new value is computed before `node` runs."""
     old: Node | None
-    borders: tuple[Node, ...]
-    borders_before: tuple[Node, ...] = ()
+    after: Piece
+    """Computes the new value."""
+    before: Piece
+    """Computes the old value."""
+    replaced: frozenset[Node] = frozenset()
+    """The nodes of the original that `before` consists of, where `old` is one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,50 +130,94 @@ class Itinerary:
 
 def plan_visits(graph_module: GraphModule, sites: Sequence[Site]) -> Itinerary:
     """Decide when each site of a graph is looked at."""
-    nodes = list(graph_module.graph.nodes)
-    names = {node.name: node for node in nodes}
-    order = {node: position for position, node in enumerate(nodes)}
-    itinerary = Itinerary(constants=frozenset(_constants(nodes)))
+    planner = _Planner(graph_module)
+    itinerary = Itinerary(constants=planner.constants)
     for site in sites:
-        visit = _visit(site, nodes, names, order)
+        visit = planner.visit(site)
         if visit is None:
             site.unverified = "it reads a value that the original graph does not have"
             continue
         itinerary.visits.setdefault(visit.node, []).append(visit)
-        read = (*visit.borders, *visit.borders_before, *([visit.old] if visit.old else []))
+        read = (*visit.after.borders, *visit.before.borders, *([visit.old] if visit.old else []))
         for node in read:
             until = itinerary.keeps.get(node, node)
-            itinerary.keeps[node] = max(until, visit.node, key=order.__getitem__)
+            itinerary.keeps[node] = max(until, visit.node, key=planner.order.__getitem__)
     return itinerary
 
 
-def _visit(
-    site: Site, nodes: list[Node], names: Mapping[str, Node], order: Mapping[Node, int]
-) -> Visit | None:
-    replacement = site.replacement
-    inputs = borders_read(site.region, site.index)
-    old_name = replacement.stands_for
-    inputs_before: tuple[str, ...] = ()
-    if old_name is None:
-        if site.applied.before is None:
+class _Planner:
+    """Finds in one graph of the original what the sites read."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self.graph_module = graph_module
+        self.nodes: list[Node] = list(graph_module.graph.nodes)
+        self.names = {node.name: node for node in self.nodes}
+        self.order = {node: position for position, node in enumerate(self.nodes)}
+        self.constants = frozenset(_constants(self.nodes))
+
+    def visit(self, site: Site) -> Visit | None:
+        """None where the original does not have what the site reads or stands for."""
+        name = site.replacement.stands_for
+        old = None if name is None else self.names.get(name)
+        if name is not None and old is None:
             return None
-        inputs_before = borders_read(*region_before(site))
-    wanted = [*inputs, *inputs_before, *([old_name] if old_name else [])]
-    if any(name not in names for name in wanted):
-        return None
-    borders = tuple(names[name] for name in inputs)
-    borders_before = tuple(names[name] for name in inputs_before)
-    old = names[old_name] if old_name else None
-    ready = max((order[node] for node in (*borders, *borders_before)), default=-1)
-    if old is not None and ready < order[old] and _may_write(old):
-        return Visit(site, old, True, old, borders)
-    last = nodes[max(ready, order[old] if old is not None else 0)]
-    if last.op != "placeholder":
-        return Visit(site, last, False, old, borders, borders_before)
-    first = next((node for node in nodes if node.op not in ("placeholder", "output")), None)
-    if first is None:
-        return None
-    return Visit(site, first, True, old, borders, borders_before)
+        after = self._piece(site.region, site.index)
+        if after is None:
+            return None
+        replaced = frozenset[Node]() if old is None else self._replaced(site, old, after)
+        before = self._before(site, old, replaced)
+        if before is None:
+            return None
+        place = self._place(old, (*after.borders, *before.borders))
+        return None if place is None else Visit(site, *place, old, after, before, replaced)
+
+    def _piece(self, region: Region, index: int) -> Piece | None:
+        read = borders_read(region, index)
+        known = all(name in self.names for name in read)
+        return Piece(region, index, tuple(self.names[name] for name in read)) if known else None
+
+    def _replaced(self, site: Site, old: Node, after: Piece) -> frozenset[Node]:
+        """What computes `old` from where the rewrite begins; if more is read, what it absorbed."""
+        between = self._between(old, after.borders)
+        if between is not None:
+            return between
+        absorbed = (self.names.get(name) for name in (old.name, *site.applied.absorbed))
+        return frozenset(node for node in absorbed if node is not None and node.op != "placeholder")
+
+    def _between(self, old: Node, borders: Sequence[Node]) -> frozenset[Node] | None:
+        """The nodes that compute `old` out of `borders`; None if more inputs are needed."""
+        first = min((self.order[border] for border in borders), default=len(self.nodes))
+        found, stack = set[Node](), [old]
+        while stack:
+            node = stack.pop()
+            if node in found or node in borders:
+                continue
+            # What comes before all borders does not follow from them.
+            if node.op == "placeholder" or self._is_early(node, first):
+                return None
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+        return frozenset(found)
+
+    def _is_early(self, node: Node, first: int) -> bool:
+        return self.order[node] < first and node not in self.constants
+
+    def _before(self, site: Site, old: Node | None, replaced: frozenset[Node]) -> Piece | None:
+        if old is not None:
+            return self._piece(cut_region(self.graph_module, [old], inside=replaced), 0)
+        return None if site.applied.before is None else self._piece(*region_before(site))
+
+    def _place(self, old: Node | None, read: Sequence[Node]) -> tuple[Node, bool] | None:
+        """The node at which all of `read` is known, and whether to look before it runs."""
+        ready = max((self.order[node] for node in read), default=-1)
+        if old is not None and ready < self.order[old] and _may_write(old):
+            return old, True
+        last = self.nodes[max(ready, 0 if old is None else self.order[old])]
+        if last.op != "placeholder":
+            return last, False
+        computed = (node for node in self.nodes if node.op not in ("placeholder", "output"))
+        first = next(computed, None)
+        return None if first is None else (first, True)
 
 
 def _may_write(node: Node) -> bool:
@@ -179,18 +240,3 @@ def _constants(nodes: Sequence[Node]) -> Iterator[Node]:
             moving.add(node)
         else:
             yield node
-
-
-def slice_between(old: Node, borders: Sequence[Node]) -> list[Node] | None:
-    """The nodes that compute `old` out of `borders`, in order; None if more inputs are needed."""
-    stops, found = set(borders), set[Node]()
-    stack = [old]
-    while stack:
-        node = stack.pop()
-        if node in found or node in stops:
-            continue
-        if node.op == "placeholder":
-            return None
-        found.add(node)
-        stack.extend(node.all_input_nodes)
-    return sorted(found)

@@ -11,11 +11,12 @@ from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.core import Numerics, Program
 from fxpasses.verify.blame import blames_of, fill_record, unverified
 from fxpasses.verify.compare import differences, worst
-from fxpasses.verify.dtypes import check_dtypes
+from fxpasses.verify.dtypes import Kinds, check_dtypes
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.folded import check_folded
 from fxpasses.verify.gradients import check_gradients
 from fxpasses.verify.meaning import check_meaning
+from fxpasses.verify.own_dtype import FACTOR
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probe, has_floats, single_probes
@@ -23,7 +24,7 @@ from fxpasses.verify.raised import ProgramError, broken_off, typed
 from fxpasses.verify.runner import roots_of
 from fxpasses.verify.runs import Run, Runs, named_tensors
 from fxpasses.verify.sites import PassRun, Site, sites_of
-from fxpasses.verify.state import RandomState
+from fxpasses.verify.state import Autocast, RandomState
 from fxpasses.verify.unavailable import is_unavailable
 from fxpasses.verify.verdict import Verdict
 from fxpasses.verify.walk import Walk
@@ -64,12 +65,14 @@ class Hike:
     walk: Walk
 
     @classmethod
-    def over(cls, section: Section, optimised: Program, own: torch.dtype) -> "Hike":
+    def over(cls, section: Section, optimised: Program, own: torch.dtype, example: Probe) -> "Hike":
         program = section.reference
         sites = sites_of(section.passes, list(program.graphs))
         by_path = {path: [site for site in sites if site.path == path] for path in program.graphs}
         given = frozenset(_address(tensor) for tensor in named_tensors(program).values())
-        return cls(program, sites, Walk(by_path, optimised.folds, own, given))
+        kinds = Kinds(program, example)
+        walk = Walk(by_path, optimised.folds, own, given, kinds, Autocast.now())
+        return cls(program, sites, walk)
 
 
 class Verification:
@@ -86,7 +89,9 @@ class Verification:
         self.own = own_dtype(self.original, self.example)
         self.runs = Runs(RandomState.now(), self.own)
         sections = question.sections or [Section(self.original, list(self.passes))]
-        self.hikes = [Hike.over(section, self.optimised, self.own) for section in sections]
+        self.hikes = [
+            Hike.over(section, self.optimised, self.own, self.example) for section in sections
+        ]
         self.sites = [site for hike in self.hikes for site in hike.sites]
         self.comparable = True
         self.result: Run | None = None
@@ -108,10 +113,13 @@ class Verification:
         numerics = {one.numerics for one in changed} if self.passes else {Numerics.ROUNDING}
         self._note_hooks()
         self._note_autocast()
+        for hike in self.hikes:
+            if hike.sites:
+                hike.walk.kinds.prepare()
         check_folded(self.findings, self.optimised, self.sites, training=self.training)
         truth = self._walk(self.example)
         for hike in self.hikes:
-            for note in check_dtypes(hike.sites, hike.program, self.example):
+            for note in check_dtypes(hike.sites, hike.walk.kinds):
                 self.findings.note(note)
         self._check_whole(truth, numerics)
         return self._concluded()
@@ -153,6 +161,8 @@ class Verification:
         except GuardMiss:
             return None
         except ProgramError as raised:
+            if hike.walk.broken:
+                raise raised.error from None
             if probe is not self.example:
                 self.findings.note(f"the original does not take the probe {probe.name!r}: {raised}")
                 return None
@@ -321,11 +331,15 @@ class Verification:
                 where=f"{site.applied.id} {site.replacement.old}",
                 message=site.failure,
             )
+        for hike in self.hikes:
+            for identifier, reason in hike.walk.not_compared.items():
+                findings.note(f"{identifier} is compared in float64 alone: {reason}")
         record.forwards = self.runs.forwards
         record.unverified = unverified(self.sites)
         factor = 3 if self.own in (torch.float16, torch.bfloat16) else 4
         record.rule = (
-            "sites: 1e-12 of the value's size, in float64; folded tensors: 0.5 ulp; whole: "
+            "sites: 1e-12 of the value's size in float64, and in the model's dtypes "
+            f"{FACTOR} x the original's own error there; folded tensors: 0.5 ulp; whole: "
             "16 x E0 x eps64/eps in float64 on both sides, and in the model's dtype "
             f"{factor} x the largest error of three neutral runs"
         )

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,25 @@ def randomness_restored() -> Generator[None]:
         yield
     finally:
         state.restore()
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """The devices for which ops cast their operands, and to what."""
+
+    on: tuple[tuple[str, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> "Autocast":
+        devices = [one for one in ("cpu", "cuda") if torch.is_autocast_enabled(one)]
+        return cls(tuple((device, torch.get_autocast_dtype(device)) for device in devices))
+
+    @contextmanager
+    def again(self) -> Generator[None]:
+        with ExitStack() as stack:
+            for device, dtype in self.on:
+                stack.enter_context(torch.autocast(device, dtype))
+            yield
 
 
 @contextmanager

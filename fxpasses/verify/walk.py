@@ -8,22 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from fxpasses.core import STANDS_FOR, Folds, Numerics, cut_region
+from fxpasses.core import STANDS_FOR, Folds, Numerics
 from fxpasses.verify.compare import Difference, differences, worst
+from fxpasses.verify.dtypes import Kinds
 from fxpasses.verify.float64 import Float64, unaffected
-from fxpasses.verify.regions import borders_read, in_float64, tensors_read
+from fxpasses.verify.made_up import drawn, is_constant, is_zero, moved
+from fxpasses.verify.own_dtype import FACTOR, Loss, NotComparableError, Way, precision_lost
+from fxpasses.verify.regions import in_float64, in_own_dtypes, tensors_read
 from fxpasses.verify.runner import Environment
-from fxpasses.verify.sites import (
-    Itinerary,
-    Site,
-    Visit,
-    plan_visits,
-    region_before,
-    slice_between,
-)
-from fxpasses.verify.state import RandomState
+from fxpasses.verify.sites import Itinerary, Piece, Site, Visit, plan_visits
+from fxpasses.verify.state import Autocast, RandomState
 from fxpasses.verify.trail import Trail
 from fxpasses.verify.unavailable import first_line, is_unavailable
 
@@ -48,9 +44,15 @@ class Walk:
     own: torch.dtype
     given: frozenset[int]
     """Addresses of the tensors of the original: other constants of a region are a pass's own."""
+    kinds: Kinds
+    autocast: Autocast
     probe: str = "example"
     calls: dict[str, int] = field(default_factory=dict[str, int])
     plans: dict[str, Itinerary] = field(default_factory=dict[str, Itinerary])
+    not_compared: dict[str, str] = field(default_factory=dict[str, str])
+    """Rewrites that were not run in the model's own dtypes, and why."""
+    broken: bool = False
+    """Whether what was raised came from the checks and not from the original."""
 
     def plan(self, path: str, graph_module: GraphModule) -> Itinerary:
         """The itinerary of one graph. The first calls of it are checked, later ones only run."""
@@ -79,8 +81,8 @@ class Walker:
         self.itinerary = walk.plan(path, graph_module)
         self.place = (path, walk.calls.get(path, 0))
         self.drawn: dict[Node, Callable[[], None]] = {}
-        self.early: dict[Visit, Any] = {}
-        """New values that were computed before their node ran."""
+        self.early: dict[Visit, _Look | None] = {}
+        """What was seen of new values before their node ran."""
 
     def keeps(self) -> Mapping[Node, Node]:
         return self.itinerary.keeps
@@ -94,23 +96,25 @@ class Walker:
 
     def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:
         visits = self.itinerary.visits.get(node, ())
-        with self._paused():
-            self.early = {v: self._new_value(v, values) for v in visits if v.runs_first}
+        with self._checking():
+            self.early = {v: self._looked_at(v, values) for v in visits if v.runs_first}
         with self.trail.at((*self.place, str(node.meta.get(STANDS_FOR, node.name)))):
             return self._watching_randomness(node, run)
 
     def after(self, node: Node, values: Environment) -> None:
-        with self._paused():
+        with self._checking():
             for visit in self.itinerary.visits.get(node, ()):
                 early = visit.runs_first
-                new = self.early.pop(visit) if early else self._new_value(visit, values)
-                self._judge(visit, new, values)
+                look = self.early.pop(visit) if early else self._looked_at(visit, values)
+                self._judge(visit, look, values)
 
     @contextmanager
-    def _paused(self) -> Generator[None]:
-        """Inside, what runs is no part of the original's run."""
+    def _checking(self) -> Generator[None]:
+        """Inside, what runs is no part of the original's run, and what is raised not its word."""
         with self.trail.paused(), self.seen.paused():
+            self.walk.broken = True
             yield
+            self.walk.broken = False
 
     def _watching_randomness(self, node: Node, run: Callable[[], Any]) -> Any:
         seed = RandomState.now().restore
@@ -122,28 +126,34 @@ class Walker:
 
     # -- one site
 
-    def _new_value(self, visit: Visit, values: Environment) -> Any:
-        """What the rewritten region makes of the values as they stand; an error as such."""
-        site = visit.site
+    def _looked_at(self, visit: Visit, values: Environment) -> "_Look | None":
+        """What the rewritten region makes of the values as they stand; None if that is unknown."""
         try:
-            return self._run(visit, self.seen.reads([values[node] for node in visit.borders]))
+            new = self._wide(visit, visit.after, self._at(visit.after, values))
         except Exception as error:  # whatever a rewritten region raises is a finding
             if is_unavailable(error):
-                site.unverified = f"no float64: {first_line(error)}"
-                return _UNKNOWN
-            return _Raised(f"{type(error).__name__}: {first_line(error)}")
+                visit.site.unverified = f"no float64: {first_line(error)}"
+                return None
+            text = f"the rewritten part raises {type(error).__name__}: {first_line(error)}"
+            return _Look(raised=text)
+        return _Look(new, loss=self._precision_lost(visit, values, new))
 
-    def _run(
+    def _at(self, piece: Piece, values: Mapping[Node, Any]) -> list[Any]:
+        """The values at the border of a piece as they stand, in float64."""
+        return self.seen.reads([values[node] for node in piece.borders])
+
+    def _wide(
         self,
         visit: Visit,
+        piece: Piece,
         borders: Sequence[Any],
         *,
         noise: float = 0.0,
         trail: Trail | None = None,
     ) -> Any:
         return in_float64(
-            visit.site.region,
-            visit.site.index,
+            piece.region,
+            piece.index,
             borders,
             self.walk.folds,
             own=self.walk.own,
@@ -154,41 +164,58 @@ class Walker:
 
     def _seed(self, visit: Visit) -> Callable[[], None] | None:
         """Sets the generators as they stood when the original drew what this site draws."""
-        if not self.drawn or visit.old is None:
-            return None
-        part = set(slice_between(visit.old, visit.borders) or ())
-        return next((seed for node, seed in self.drawn.items() if node in part), None)
+        return next((s for node, s in self.drawn.items() if node in visit.replaced), None)
 
-    def _old_value(self, visit: Visit, values: Environment) -> Any:
-        if visit.old is not None:
-            return self.seen.reads(values[visit.old])
-        borders = self.seen.reads([values[node] for node in visit.borders_before])
-        region, index = region_before(visit.site)
-        return in_float64(region, index, borders, self.walk.folds, own=self.walk.own)
+    def _precision_lost(self, visit: Visit, values: Mapping[Node, Any], new: Any) -> Loss:
+        """What the rewritten region loses in the model's own dtypes."""
+        if not visit.site.own_dtypes:
+            return Loss()
+        try:
+            after = self._way(visit, visit.after, values)
+            return precision_lost(after, self._way(visit, visit.before, values), new)
+        except NotComparableError as error:
+            self.walk.not_compared[visit.site.applied.id] = str(error)
+            return Loss()
 
-    def _judge(self, visit: Visit, new: Any, values: Environment) -> None:
+    def _way(self, visit: Visit, piece: Piece, values: Mapping[Node, Any]) -> Way:
+        def own(borders: Sequence[Any]) -> Any:
+            with self.walk.autocast.again():
+                return in_own_dtypes(piece.region, piece.index, borders, self._seed(visit))
+
+        return Way(
+            self._at(piece, values),
+            [self.walk.kinds.find(self.place[0], node.name) for node in piece.borders],
+            own,
+            lambda borders: self._wide(visit, piece, borders),
+        )
+
+    def _judge(self, visit: Visit, look: "_Look | None", values: Environment) -> None:
         site, walk = visit.site, self.walk
-        if new is _UNKNOWN:
+        if look is None:
             return
-        if isinstance(new, _Raised):
-            site.fail(f"the rewritten part raises {new.text}", walk.probe)
+        if look.raised:
+            site.fail(look.raised, walk.probe)
             return
-        old = self._old_value(visit, values)
-        borders = self.seen.reads([values[node] for node in visit.borders])
+        if visit.old is not None:
+            old = self.seen.reads(values[visit.old])
+        else:
+            old = self._wide(visit, visit.before, self._at(visit.before, values))
         with unaffected():
-            found = worst(differences(new, old))
+            found = worst(differences(look.new, old))
         bound = 0.0 if site.numerics is Numerics.EXACT else SITE_BOUND
         if found.in_kind:
-            if not self._decided_by_rounding(visit, borders, new, old):
+            if not self._decided_by_rounding(visit, look.new, old, values):
                 site.fail(found.message + found.where, walk.probe)
             return
         if found.error > SITE_BOUND and bound:
-            bound = max(bound, ROUNDINGS * self._amplification(visit, borders))
+            bound = max(bound, ROUNDINGS * self._amplification(visit, look.loss, values))
         site.note(found.error, bound)
         if found.error > bound:
             site.fail(self._explain(site, found, bound), walk.probe)
+        elif not look.loss.allowed:
+            site.fail(look.loss.message, walk.probe)
         elif not site.reached:
-            site.reached = self._reaches(visit, borders, new)
+            site.reached = self._reaches(visit, values, look.new)
 
     def _explain(self, site: Site, found: Difference, bound: float) -> str:
         if not bound:
@@ -206,114 +233,77 @@ class Walker:
             for tensor in tensors_read(site.region)
         )
 
-    def _amplification(self, visit: Visit, borders: Sequence[Any]) -> float:
-        """By how much the region enlarges relative disturbances of what it reads and computes."""
-        # Run again as well: by now the original may have written what the region reads.
-        still = self._run(visit, borders)
-        found = worst(differences(self._run(visit, borders, noise=NOISE), still))
-        return 1.0 if found.in_kind else found.error / NOISE
+    def _amplification(self, visit: Visit, loss: Loss, values: Environment) -> float:
+        """By how much old and new region enlarge relative disturbances of what they compute with.
 
-    def _decided_by_rounding(
-        self, visit: Visit, borders: Sequence[Any], new: Any, old: Any
-    ) -> bool:
+        Both enlarge rounding to the size of what they add up, so a sum that cancels is off by more
+        than its own size says. Where no coarser dtype tells how much the new region loses, it may
+        not enlarge much more than the old one.
+        """
+        new, old = (self._enlarges(visit, one, values) for one in (visit.after, visit.before))
+        is_told = loss.dtype is not torch.float64
+        return max(old, new if is_told else min(new, FACTOR * old))
+
+    def _enlarges(self, visit: Visit, piece: Piece, values: Environment) -> float:
+        borders = self._at(piece, values)
+        # Run again as well: by now the original may have written what the region reads.
+        still = self._wide(visit, piece, borders)
+        found = worst(differences(self._wide(visit, piece, borders, noise=NOISE), still))
+        return 1.0 if found.in_kind else max(1.0, found.error / NOISE)
+
+    def _decided_by_rounding(self, visit: Visit, new: Any, old: Any, values: Environment) -> bool:
         """Whether integers differ only where an op that jumps was undecided."""
-        trail = Trail()
-        self._run(visit, borders, trail=trail)
+        trail, borders = Trail(), self._at(visit.after, values)
+        self._wide(visit, visit.after, borders, trail=trail)
         if not trail.jumped:
             return False
-        moved = self._run(visit, borders, noise=1e-13)
-        triples = zip(tree_leaves(new), tree_leaves(old), tree_leaves(moved), strict=False)
+        disturbed = self._wide(visit, visit.after, borders, noise=1e-13)
+        triples = zip(tree_leaves(new), tree_leaves(old), tree_leaves(disturbed), strict=False)
         return all(_undecided(a, b, c) for a, b, c in triples)
 
-    def _reaches(self, visit: Visit, borders: Sequence[Any], new: Any) -> bool:
+    def _reaches(self, visit: Visit, values: Environment, new: Any) -> bool:
         """Whether this probe would show a fault: the value must depend on what is read."""
-        inputs = [
-            border
-            for node, border in zip(visit.borders, borders, strict=True)
-            if node not in self.itinerary.constants
-        ]
+        borders = dict(zip(visit.after.borders, self._at(visit.after, values), strict=True))
+        inputs = [value for node, value in borders.items() if node not in self.itinerary.constants]
         if not inputs:
             return True
         with unaffected():
-            blocked = any(_is_zero(border) for border in inputs)
-            varies = not all(_is_constant(leaf) for leaf in tree_leaves(new))
+            blocked = any(is_zero(border) for border in inputs)
+            varies = not all(is_constant(leaf) for leaf in tree_leaves(new))
         if blocked:
             return self._agrees_on_made_up_values(visit, borders)
         if varies:
             return True
-        still = self._run(visit, borders)
-        moved = self._run(visit, [_moved(border) for border in borders])
-        return worst(differences(moved, still)).error > 0
+        still = self._wide(visit, visit.after, list(borders.values()))
+        other = self._wide(visit, visit.after, [moved(border) for border in borders.values()])
+        return worst(differences(other, still)).error > 0
 
-    def _agrees_on_made_up_values(self, visit: Visit, borders: Sequence[Any]) -> bool:
+    def _agrees_on_made_up_values(self, visit: Visit, borders: Mapping[Node, Any]) -> bool:
         """Compare old and new on random values in place of those that are zero throughout."""
-        between = None if visit.old is None else slice_between(visit.old, visit.borders)
-        if visit.old is None or between is None:
+        if visit.old is None or not borders.keys() >= set(visit.before.borders):
             return False
-        region = cut_region(self.graph_module, [visit.old], inside=set(between))
-        names = {node.name: i for i, node in enumerate(visit.borders)}
-        made_up = [_random(border) if _is_zero(border) else border for border in borders]
+        made_up = {node: drawn(one) if is_zero(one) else one for node, one in borders.items()}
         try:
-            needed = [made_up[names[name]] for name in borders_read(region, 0)]
-            seed = self._seed(visit)
-            old = in_float64(region, 0, needed, self.walk.folds, own=self.walk.own, seed=seed)
-            new = self._run(visit, made_up)
+            old, new = (
+                self._wide(visit, piece, [made_up[node] for node in piece.borders])
+                for piece in (visit.before, visit.after)
+            )
         except (RuntimeError, ValueError, IndexError, KeyError):
             # Made-up values may be outside of what an op takes; then they say nothing.
             return False
+        loss = self._precision_lost(visit, made_up, new)
+        if not loss.allowed:
+            visit.site.fail(loss.message, self.walk.probe)
         return worst(differences(new, old)).error <= SITE_BOUND
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    text: str
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """What was seen of the new value of a site."""
 
-
-_UNKNOWN = object()
-
-
-def _floats(value: Any) -> list[Tensor]:
-    leaves = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-    return [leaf for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
-
-
-def _is_zero(value: Any) -> bool:
-    floats = _floats(value)
-    return bool(floats) and not any(bool(one.any()) for one in floats)
-
-
-def _is_constant(value: Any) -> bool:
-    return all(_has_one_value(one) for one in _floats(value))
-
-
-def _has_one_value(tensor: Tensor) -> bool:
-    first, last = tensor[(0,) * tensor.dim()], tensor[(-1,) * tensor.dim()]
-    # The two are told apart at once; most tensors end here.
-    return bool(first == last) and bool((tensor == first).all())
-
-
-def _moved(value: Any) -> Any:
-    """Floats moved by a thousandth, each by another share."""
-
-    def move(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        generator = torch.Generator(tensor.device).manual_seed(1)
-        shares = torch.rand(tensor.shape, generator=generator, device=tensor.device)
-        return tensor * (1 + 1e-3 * shares)
-
-    return tree_map_only(Tensor, move, value)
-
-
-def _random(value: Any) -> Any:
-    def draw(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        generator = torch.Generator(tensor.device).manual_seed(2)
-        drawn = torch.randn(tensor.shape, generator=generator, device=tensor.device)
-        return drawn.to(tensor.dtype)
-
-    return tree_map_only(Tensor, draw, value)
+    new: Any = None
+    raised: str = ""
+    loss: Loss = field(default_factory=Loss)
 
 
 def _undecided(new: Any, old: Any, moved: Any) -> bool:

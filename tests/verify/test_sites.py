@@ -6,44 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fxpasses.core import Numerics
-from fxpasses.verify import Verdict, check
+from fxpasses.verify import check
 from tests.verify.faults import IMAGE, Plain, fold_norm, replace
-from tests.verify.support import Call, Case, Reference, captured
-
-VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-
-
-class Function(nn.Module):
-    """A model of one formula and a weight."""
-
-    def __init__(self, formula: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4))
-        self.formula = formula
-
-    def forward(self, x: Tensor) -> Any:
-        return self.formula(x, self.weight)
-
-
-def judged(
-    formula: Any, at: str, build: Any, *, x: Tensor = VECTORS, numerics: Any = Numerics.ROUNDING
-) -> tuple[Verdict, Case]:
-    """The verdict on one rewrite of the node `at`."""
-    model = Function(formula)
-    case = captured(model)
-    case.apply(replace(case, at, build), at, numerics=numerics)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        reference = Reference(model(x.clone()))
-    torch.manual_seed(5)
-    return check(case.original, case.work, case.done, Call((x,)), reference), case
-
-
-def site_errors(verdict: Verdict) -> list[str]:
-    return [one.message for one in verdict.record.checks if one.name == "site" and not one.ok]
+from tests.verify.formulas import VECTORS, Function, judged, site_errors
+from tests.verify.support import Call, Reference, captured
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
