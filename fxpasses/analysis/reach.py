@@ -17,6 +17,7 @@ from fxpasses.ops import kept
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, Graph)
 _ATOM_TYPES = frozenset(_ATOMS)
 _CONTAINERS = frozenset((dict, list, tuple, set, frozenset, collections.OrderedDict))
+_HOLDERS = (Tensor, nn.Module, dict, list)
 _NO_MODELS = frozenset(("torch", "builtins"))
 _MOST_OBJECTS = 200_000
 
@@ -53,7 +54,7 @@ def _is_dull(item: Any) -> bool:
 def _held_by(item: Any) -> Iterator[Any]:
     if isinstance(item, dict):
         yield from item.values()
-    elif isinstance(item, list | tuple | set | frozenset):
+    elif isinstance(item, list | tuple | set | frozenset | collections.deque):
         yield from item
     elif isinstance(item, weakref.ref):
         yield item()
@@ -67,6 +68,7 @@ def _held_by(item: Any) -> Iterator[Any]:
         yield from getattr(item, "__dict__", {}).values()
         yield from _slots(item)
         yield from _methods(item)
+        yield from _class_attributes(item)
 
 
 def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
@@ -79,7 +81,7 @@ def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
             continue
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
-        if isinstance(value, Tensor | nn.Module | dict | list):
+        if isinstance(value, _HOLDERS):
             yield value
 
 
@@ -104,7 +106,16 @@ def _methods(item: Any) -> tuple[Callable[..., Any], ...]:
 
 @kept
 def _own_methods(cls: type) -> tuple[Callable[..., Any], ...]:
-    kinds = (k for k in inspect.getmro(cls) if k.__module__.partition(".")[0] not in _NO_MODELS)
-    return tuple(
-        v for kind in kinds for v in kind.__dict__.values() if isinstance(v, types.FunctionType)
-    )
+    return tuple(v for v in _own_attributes(cls) if isinstance(v, types.FunctionType))
+
+
+def _class_attributes(item: Any) -> Iterator[Any]:
+    """What the classes of a module hold for all its instances, as it is now."""
+    if isinstance(item, nn.Module):
+        yield from (v for v in _own_attributes(type(item)) if isinstance(v, _HOLDERS))
+
+
+def _own_attributes(cls: type) -> Iterator[Any]:
+    for kind in inspect.getmro(cls):
+        if kind.__module__.partition(".")[0] not in _NO_MODELS:
+            yield from list(kind.__dict__.values())

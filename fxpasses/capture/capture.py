@@ -30,12 +30,13 @@ from fxpasses.capture.tracing.tracer import (
     Call,
     Opaque,
     OpaqueKind,
-    Outside,
+    Refused,
     Request,
     Trace,
     Untraceable,
     trace,
 )
+from fxpasses.capture.tries import Known, scratch_of
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import Program
@@ -104,6 +105,7 @@ class _Capturing:
         self._notes: dict[str, None] = {}
         self._apart: dict[int, Arguments] = {}
         """Of modules for which it does not matter that their example shares memory: others."""
+        self._outside: dict[int, Tensor] = {}
 
     def run(self, example: Arguments | None) -> Capture:
         root = self._clean
@@ -128,6 +130,7 @@ class _Capturing:
             self._traces,
             self._guards,
             tuple(self._notes),
+            tuple(self._outside.values()),
         )
 
     # -- one trace
@@ -165,38 +168,48 @@ class _Capturing:
 
     def _traced(self, module: nn.Module, example: Arguments | None) -> tuple[Trace, Twin]:
         """Trace a twin of `module`, again where globals or state turn out to change."""
-        strict, places, live = False, tuple[str, ...](), frozenset[str]()
-        opaque: dict[str, Opaque] = {}
+        known = Known(module)
         while True:
-            scratch, found = twin(module)
-            leaf_functions = self._leaf_functions
-            if bare(scratch, example):
-                leaf_functions = (*leaf_functions, *STAND_INS)
-            given = None if example is None else example.copied()
-            request = Request(
-                scratch,
-                None if given is None else given.args,
-                None if given is None else given.kwargs,
-                self._sizes,
-                leaf_functions,
-                live=live,
-                strict=strict,
-                places=places,
-                force_opaque=opaque,
-                run_refused=module is self._clean,
-            )
+            scratch, found, copies = scratch_of(module, example)
+            request = self._request(scratch, example, known, copies=copies)
             self._traces += 1
             try:
                 made = trace(request)
-            except Outside as changed:
-                if strict:
-                    raise Untraceable(OpaqueKind.PYTHON_STATE, str(changed)) from changed
-                strict, places = True, changed.places
+            except Refused as refused:
+                self._note_outside(refused.outside)
+                known.learn(refused)
                 continue
-            if made.changing <= live:
+            if known.covers(made):
+                self._note_outside(made.outside)
                 return made, found
-            live |= made.changing
-            opaque = {leaf.path: leaf for leaf in made.opaque}
+
+    def _request(
+        self,
+        scratch: nn.Module,
+        example: Arguments | None,
+        known: Known,
+        copies: Sequence[tuple[Tensor, Tensor]],
+    ) -> Request:
+        leaf_functions = self._leaf_functions
+        if bare(scratch, example):
+            leaf_functions = (*leaf_functions, *STAND_INS)
+        given = None if example is None else example.copied()
+        return Request(
+            scratch,
+            None if given is None else given.args,
+            None if given is None else given.kwargs,
+            self._sizes,
+            leaf_functions,
+            live=known.live,
+            strict=known.strict,
+            places=known.places,
+            force_opaque=known.opaque,
+            run_refused=known.root is self._clean,
+            copies=copies,
+        )
+
+    def _note_outside(self, tensors: Sequence[Tensor]) -> None:
+        self._outside.update((id(tensor), tensor) for tensor in tensors)
 
     def _graph_of(
         self, module: nn.Module, made: Trace, example: Arguments | None
@@ -244,7 +257,8 @@ class _Capturing:
         made = around(root)
         exampled = example is not None
         self._inside(root, "", refusal.calls if exampled else None)
-        return made, Reference(refusal.outputs) if exampled else None
+        ran = exampled and not refusal.left_traces
+        return made, Reference(refusal.outputs) if ran else None
 
     def _below(self, module: nn.Module, path: str, made: Trace, *, exampled: bool) -> None:
         """Capture the children of what is opaque in the graph of `module`."""

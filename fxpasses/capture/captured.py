@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torch import Tensor
+
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
 from fxpasses.capture.tracing.request import Opaque
 from fxpasses.core import Program
-from fxpasses.core.surroundings import surroundings_kept
+from fxpasses.core.surroundings import surroundings_kept, tensors_kept
 
 Sizes = str
 
@@ -37,6 +39,8 @@ class Capture:
     traces: int
     guards: int
     notes: tuple[str, ...] = ()
+    outside: tuple[Tensor, ...] = ()
+    """What the model's own code has written that is not the model's: it was put back."""
     _coverage: Coverage | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -61,7 +65,7 @@ class Capture:
             if not self.opaque:
                 self._coverage = Coverage(1.0, 1.0)
             elif self.arguments is not None:
-                with surroundings_kept():
+                with surroundings_kept(), tensors_kept(self.outside):
                     self._coverage = measure(self.program.root, self.arguments)
         return self._coverage
 

@@ -32,6 +32,17 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     return thing.__dict__
 
 
+def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds in slots, by the names that reach them."""
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            key = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+            if key not in ("__dict__", "__weakref__") and hasattr(value, key):
+                yield key, getattr(value, key)
+
+
 def memory_of(tensor: Tensor) -> int | None:
     """Identifies the memory a tensor lies in; None for tensors that have none of their own."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":

@@ -6,11 +6,13 @@ thread did it in this very moment, nothing shows; it is put back as well. The CP
 missing here: see `core.randomness`.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # pyright: ignore[reportPrivateUsage]  no public way to keep a counter
 from torch.backends import cuda, cudnn, mkldnn
 
 from fxpasses.core.randomness import PythonNumbers
@@ -43,6 +45,28 @@ def surroundings_kept() -> Generator[None]:
     finally:
         for restore in restores:
             restore()
+
+
+@contextmanager
+def tensors_kept(tensors: Iterable[Tensor]) -> Generator[None]:
+    """Put back what is written to the memory of these tensors, and how often it was written."""
+    kept = list(tensors)
+    whole = [_bytes_of(tensor) for tensor in kept if tensor.layout is torch.strided]
+    memory = {one.data_ptr(): one for one in whole if one.data_ptr()}
+    saved = {key: one.clone() for key, one in memory.items()}
+    counted = tuple(tensor for tensor in kept if not tensor.is_inference())
+    with _unsafe_preserve_version_counter(counted):
+        try:
+            yield
+        finally:
+            for key, one in memory.items():
+                if not torch.equal(one, saved[key]):
+                    one.copy_(saved[key])
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """All the memory that a tensor lies in, in bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _random_states() -> Iterator[Restore]:

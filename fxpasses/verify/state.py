@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # pyright: ignore[reportPrivateUsage]  no public way to keep a counter
+from torch.fx import Graph
 from torch.utils._pytree import tree_leaves
 
+from fxpasses.analysis.reach import tensors_within_reach
+from fxpasses.capture.result.module import CapturedModule, entry_of
+from fxpasses.capture.tracing.structures import PLAIN, Held
 from fxpasses.core.randomness import PythonNumbers, default_generator
+from fxpasses.core.surroundings import tensors_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,11 @@ def untouched(
     where the model writes them). They are never restored by writing: that would break a backward
     that the caller still has to do. Without it something else sees to it that nothing is written,
     and only version counters are put back, which move all the same. Gradients and the generators
-    that modules hold are put back as well.
+    that modules hold are put back as well. What nothing can stand in for, since code reaches it
+    by other ways than the names of modules, is restored by writing, its version counters too.
     """
     roots = list(roots)
+    hidden = _out_of_sight(roots)
     modules = {id(m): m for root in roots for m in root.modules()}.values()
     kept = [_Memory(module) for module in modules]
     parameters = [p for module in modules for p in module.parameters(recurse=False)]
@@ -91,11 +98,16 @@ def untouched(
     tensors = tensors_below(roots).values()
     counted = () if clone else tuple(t for t in tensors if not t.is_inference())
     if clone:
-        standins: dict[int, Tensor] = {}
+        # Memory that is reached in both ways has to be one for both.
+        memory = {_memory(tensor) for tensor in hidden} - {0}
+        standins = {id(t): t for t in tensors if memory and _memory(t) in memory}
+        hidden += standins.values()
+        if parameters_too:  # Code may have them in a list of its own.
+            hidden += parameters
         for module in modules:
             _put_standins(module, standins, parameters_too=parameters_too)
     try:
-        with _unsafe_preserve_version_counter(counted):
+        with tensors_kept(hidden), _unsafe_preserve_version_counter(counted):
             yield
     finally:
         for memory in kept:
@@ -108,40 +120,39 @@ def untouched(
             generator.set_state(state)
 
 
+def _out_of_sight(roots: Iterable[nn.Module]) -> list[Tensor]:
+    """The tensors that code of the modules' own reaches, but not by the names of modules."""
+    found: dict[int, Tensor] = {}
+    for root in roots:
+        if not _runs_from_graph(root):
+            found.update((id(tensor), tensor) for tensor in tensors_within_reach(root) or ())
+    named = {id(tensor) for tensor in tensors_below(roots).values()} if found else ()
+    return [tensor for key, tensor in found.items() if key not in named]
+
+
+def _runs_from_graph(root: nn.Module) -> bool:
+    if not isinstance(root, CapturedModule):
+        return False
+    entry = entry_of(root)
+    return entry.pattern is not None and not entry.opaque
+
+
 class _Memory:
-    """The `__dict__` of a module and what the containers in it held."""
+    """The `__dict__` of a module and what the containers and objects in it held."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.attributes = dict(vars(module))
-        boxes = [v for v in self.attributes.values() if isinstance(v, dict | list | set)]
-        self.contents: list[tuple[Any, Any]] = []
-        for box in boxes:
-            self._keep(box, depth=0)
-
-    def _keep(self, box: Any, depth: int) -> None:
-        self.contents.append((box, copy.copy(box)))
-        if depth < 3:
-            inside = list(box.values()) if isinstance(box, dict) else list(box)
-            for value in inside:
-                if isinstance(value, dict | list | set):
-                    self._keep(value, depth + 1)
+        values = (value for value in self.attributes.values() if type(value) not in PLAIN)
+        self.contents = [Held(value) for value in values if not isinstance(value, Graph)]
 
     def restore(self) -> None:
         now = vars(self.module)
         for name in now.keys() - self.attributes.keys():
             del now[name]
         now.update(self.attributes)
-        for box, content in self.contents:
-            _refill(box, content)
-
-
-def _refill(box: Any, content: Any) -> None:
-    if isinstance(box, list):
-        box[:] = content
-        return
-    box.clear()
-    box.update(content)
+        for held in self.contents:
+            held.restore()
 
 
 def _generators(module: nn.Module) -> Iterator[torch.Generator]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_structure
 
 from fxpasses.verify.compare import Difference, bit_equal, differences, worst
 from fxpasses.verify.findings import Findings, where
@@ -140,9 +140,11 @@ def _written_otherwise(result: Run, original: Run) -> str:
 
 def _arguments_written_otherwise(result: Run, original: Run, probe: Probe) -> str:
     given = tree_leaves((probe.args, dict(probe.kwargs)))
-    leaves = (given, tree_leaves(result.arguments), tree_leaves(original.arguments))
-    if len({len(one) for one in leaves}) > 1:
+    if tree_structure(result.arguments) != tree_structure(original.arguments):
         return "changes the structure of an argument in another way"
+    leaves = (given, tree_leaves(result.arguments), tree_leaves(original.arguments))
+    if len(given) != len(leaves[1]):  # Both change it: `check_written` compares the values.
+        return ""
     for number, (before, new, old) in enumerate(zip(*leaves, strict=True)):
         if not isinstance(before, Tensor):
             continue

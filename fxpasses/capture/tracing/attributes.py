@@ -31,6 +31,7 @@ class AttributeTracer(Recorder):
     def prepare(self) -> None:
         """Copy what may be written, protect what may not, and hide what a read must be seen of."""
         self.region = torch_state()
+        self.memory.take(self.request.copies)
         for module in self.paths.modules():
             for parameter in parameters_of(module).values():
                 if parameter is not None:

@@ -87,6 +87,17 @@ def set_generator_states(states: list[Tensor]) -> None:
         torch.cuda.set_rng_state_all(states[1:])
 
 
+def version_of(tensor: Tensor) -> int | None:
+    """How often the memory of a tensor was written; None where nobody counts."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def set_version(tensor: Tensor, version: int | None) -> None:
+    """Let the writes since `version` count as none: what they wrote was put back."""
+    if version is not None:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 def schema_of(operation: Any) -> Any:
     return operation._schema
 

@@ -1,22 +1,15 @@
 """What a module holds in Python, to see what its forward changes and to put it back."""
 
-import collections
-import types
 from collections.abc import Iterable
 from operator import is_
 from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import nn
 
-from fxpasses.capture.tracing.structures import PLAIN, held_by, refill, same_content, snapshot
+from fxpasses.capture.tracing.structures import PLAIN, Held
 
 BASE_KEYS: Final = frozenset(nn.Module().__dict__)
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-_NO_OBJECTS: Final = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType)
-_DEPTH: Final = 3
-_WIDEST: Final = 64  # what holds more elements is compared, but not what they hold in turn
-
-Held = list[tuple[Any, Any]]
 
 
 def is_registry(name: str) -> bool:
@@ -36,24 +29,20 @@ class ModuleState:
         state = module.__dict__
         self._module = module
         self._items = dict(own_items(module))
-        self._held: dict[str, Held] = {
-            name: [(state[name], snapshot(state[name]))] for name in _REGISTRIES
-        }
+        self._held = {name: Held(state[name]) for name in _REGISTRIES}
         for name, value in self._items.items():
-            held: Held = []
-            hold(value, held, _DEPTH)
-            if held:
+            if type(value) not in PLAIN and (held := Held(value)):
                 self._held[name] = held
 
     def changed(self) -> bool:
         now = dict(own_items(self._module))
-        return not same_attributes(now, self._items) or any(map(_differs, self._held.values()))
+        return not same_attributes(now, self._items) or any(map(Held.changed, self._held.values()))
 
     def changed_names(self) -> set[str]:
         """The attributes that are other objects by now, or hold something else."""
         now, before = dict(own_items(self._module)), self._items
         names = {n for n in {**before, **now} if not _same_at(n, now, before)}
-        return names | {name for name, held in self._held.items() if _differs(held)}
+        return names | {name for name, held in self._held.items() if held.changed()}
 
     def restore(self) -> None:
         state = self._module.__dict__
@@ -64,40 +53,11 @@ class ModuleState:
             if state.get(name) is not value:
                 state[name] = value
         for held in self._held.values():
-            for container, old in held:
-                if not same_content(container, old):
-                    refill(container, old)
-
-
-def _differs(held: Held) -> bool:
-    return not all(same_content(container, old) for container, old in held)
+            held.restore()
 
 
 def _same_at(name: str, now: dict[str, Any], before: dict[str, Any]) -> bool:
     return name in now and name in before and _same(now[name], before[name])
-
-
-def hold(value: Any, held: Held, depth: int) -> None:
-    """Add the mutable containers in `value`, with what they hold, to `held`."""
-    kind = type(value)
-    if kind in PLAIN or not depth:
-        return
-    if issubclass(kind, (dict, list, set, collections.deque)):
-        held.append((value, snapshot(value)))
-        items = tuple(held_by(value))
-    elif issubclass(kind, _NO_OBJECTS):
-        return
-    elif issubclass(kind, tuple):
-        items = value
-    else:
-        attributes = getattr(value, "__dict__", None)
-        if type(attributes) is not dict:
-            return
-        held.append((attributes, dict(attributes)))
-        items = tuple(attributes.values())
-    if depth > 1 and len(items) <= _WIDEST:
-        for item in items:
-            hold(item, held, depth - 1)
 
 
 def same_attributes(now: dict[str, Any], before: dict[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """Which memory the example may write while it runs along, and how writes are taken back."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses.capture.inside import attributes_of
-from fxpasses.capture.tracing.internals import functions_off, modes_off
+from fxpasses.capture.tracing.internals import functions_off, modes_off, set_version, version_of
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import OpaqueKind
 
@@ -42,12 +43,27 @@ class _Entry:
     serial: int = 0
 
 
+class _Outside:
+    """Memory of the program around the model, as it was before the trace wrote it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._version = version_of(tensor)
+        with modes_off():
+            self._saved = tensor.untyped_storage().clone()
+
+    def restore(self) -> None:
+        _refill(self.tensor.untyped_storage(), self._saved)
+        set_version(self.tensor, self._version)
+
+
 class Memory:
     """The memory that the run along owns, and the log by which its writes are taken back.
 
-    What the trace finds (parameters, tensors in lists, globals) is the caller's and never
-    written. What it makes, and its copies of buffers, plain tensors and inputs, may be written;
-    what was there before a checkpoint is saved first.
+    Parameters are the caller's and never written. What the trace makes, and its copies of buffers,
+    plain tensors and inputs, may be written; what was there before a checkpoint is saved first.
+    Memory that nothing stands in for (tensors in globals, in closures, in objects that cannot be
+    copied) is written where a module's own code writes it, and put back as the trace ends.
     """
 
     def __init__(self) -> None:
@@ -62,8 +78,23 @@ class Memory:
         self._given: set[int | None] = set()
         self.writes_given = False
         self._memo: dict[int, Any] = {}
+        self._originals: dict[int, Tensor] = {}
+        self._outside: dict[int, _Outside] = {}
+        self._lends_parameters = False
 
     # -- what is whose
+
+    def take(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Own the second of each pair, which the root holds in place of the first."""
+        for original, made in copies:
+            self._copies[id(original)] = (original, made)
+            self._copies[id(made)] = (made, made)
+            self._originals[id(made)] = original
+            self._own(made, serial=0)
+
+    def original_of(self, tensor: Tensor) -> Tensor:
+        """The caller's tensor that a copy was taken of; any other stands for itself."""
+        return self._originals.get(id(tensor), tensor)
 
     def protect(self, parameter: nn.Parameter) -> None:
         key = key_of(parameter)
@@ -123,16 +154,17 @@ class Memory:
     # -- writes
 
     def before_write(self, tensor: Tensor) -> None:
-        """Save `tensor`'s memory if it must be taken back; refuse if it is not ours."""
+        """Save `tensor`'s memory if it must be taken back; refuse if it is a parameter's."""
         key = key_of(tensor)
         if key is None:
             return
         serial = self._owned.get(key)
         if serial is None:
-            is_parameter = key in self._foreign
-            kind = OpaqueKind.WRITES_PARAMETER if is_parameter else OpaqueKind.PYTHON_STATE
-            what = "a parameter" if is_parameter else "a tensor of the program around it"
-            raise Refusal(kind, f"writes {what} in place")
+            if key in self._foreign and not self._lends_parameters:
+                raise Refusal(OpaqueKind.WRITES_PARAMETER, "writes a parameter in place")
+            serial = 0
+            if key not in self._outside:
+                self._outside[key] = _Outside(tensor)
         self.writes_given |= key in self._given
         if serial == 0:
             self.effect = self.effect or "a write to a buffer or an input"
@@ -143,6 +175,24 @@ class Memory:
             with modes_off():
                 saved = storage.clone()
             self._log.append(_Entry(lambda: _refill(storage, saved), serial))
+
+    @contextmanager
+    def parameters_lent(self) -> Generator[None]:
+        """What runs in this block may write parameters: they are put back as the trace ends."""
+        self._lends_parameters = True
+        try:
+            yield
+        finally:
+            self._lends_parameters = False
+
+    def written_outside(self) -> list[Tensor]:
+        """The tensors of the program around the model that its own code writes."""
+        return [outside.tensor for outside in self._outside.values()]
+
+    def restore_outside(self) -> None:
+        """Put back what the model's own code wrote outside of the model."""
+        for outside in self._outside.values():
+            outside.restore()
 
     def before_random(self, restore: Callable[[], None]) -> None:
         """Note that random numbers were drawn; `restore` puts the generator back."""
@@ -172,9 +222,10 @@ class Memory:
         self._log[point.entries :] = [entry for entry in since if entry.serial < outer]
 
     def undo(self, point: Checkpoint) -> None:
-        """Take back every write since `point`."""
-        self._points.pop()
-        self._saved.pop()
+        """Take back every write since `point`, also in modules that ended by an error."""
+        index = self._points.index(point)
+        del self._points[index:]
+        del self._saved[index + 1 :]
         while len(self._log) > point.entries:
             self._log.pop().undo()
         self.effect = point.effect

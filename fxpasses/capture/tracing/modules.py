@@ -22,7 +22,7 @@ from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, is_param
 from fxpasses.capture.tracing.refusal import Refusal, definition_of, explain, unbound_method
 from fxpasses.capture.tracing.request import Call, Opaque, OpaqueKind, Request
 from fxpasses.capture.tracing.running import run_module
-from fxpasses.capture.tracing.structures import Containers, stateful
+from fxpasses.capture.tracing.structures import Held, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, is_leaf_tensor_module
 from fxpasses.capture.tracing.watch import Readers, World, stored_attributes
 from fxpasses.core.randomness import PythonNumbers
@@ -62,7 +62,7 @@ class _Mark:
     memory: Checkpoint
     grad_mode: bool
     state: ModuleState
-    arguments: Containers
+    arguments: Held
 
 
 class ModuleTracer(AttributeTracer):
@@ -224,7 +224,7 @@ class ModuleTracer(AttributeTracer):
         """Runs the module's own code on the example, noting the calls below it."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            held = Containers((args, kwargs))
+            held = Held((args, kwargs))
             out, changed = run_module(self, module, opaque.path, args, kwargs)
             self.changing |= changed
             if changed:
@@ -246,6 +246,9 @@ class ModuleTracer(AttributeTracer):
     ) -> Any:
         self.opaque.setdefault(opaque.path, opaque)
         if not self.has_example:
+            if Held((args, tuple(kwargs.values()))):
+                reason = f"{opaque.path or 'a module'} may change a list or dict that it is given"
+                raise self.refuse(OpaqueKind.CHANGES_ARGUMENT, reason)
             prefix = f"{opaque.path}." if opaque.path else ""
             self.changing |= {prefix + name for name in stored_attributes(module)}
         return self._leaf(module, opaque.path, args, kwargs, opaque)
@@ -268,7 +271,7 @@ class ModuleTracer(AttributeTracer):
             memory=self.memory.checkpoint(),
             grad_mode=is_grad_enabled(),
             state=ModuleState(module),
-            arguments=Containers(arguments),
+            arguments=Held(arguments),
         )
 
     def check_exit(self, module: nn.Module, mark: _Mark, out: Any) -> None:

@@ -368,7 +368,7 @@ class Recorder:
         while hasattr(self.request.root, name):
             name += "_"
         is_made_here = self.memory.is_made_here(tensor)
-        self.constants.append((name, tensor))
+        self.constants.append((name, self.memory.original_of(tensor)))
         node = self.create_node("get_attr", name, (), {})
         if is_made_here:  # eager makes it anew at each call
             node = self.create_node("call_method", "clone", (node,), {})

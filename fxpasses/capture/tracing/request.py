@@ -1,6 +1,6 @@
 """What the tracer is asked, and what it answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from types import MappingProxyType
@@ -52,14 +52,21 @@ class Opaque:
 
 
 class Refused(Exception):  # noqa: N818 - not an error: the answer "no"
-    """The root cannot be one graph. The base of the two errors of `trace`."""
+    """The root cannot be one graph. The base of the two errors of `trace`.
+
+    `outside` is as in `Trace`.
+    """
+
+    outside: Sequence[Tensor] = ()
 
 
 class Untraceable(Refused):
     """The root itself does what no graph can represent: it is opaque.
 
     With an example, the root's own code has been run on it: `outputs` is what it returned and
-    `calls` what was called below it, or `error` what it raised.
+    `calls` what was called below it, or `error` what it raised. With `left_traces` it could not
+    be run, since it came upon traced values: it can be where the root is in `force_opaque` from
+    the start.
     """
 
     def __init__(self, kind: OpaqueKind, reason: str, source: Source | None = None) -> None:
@@ -70,6 +77,7 @@ class Untraceable(Refused):
         self.outputs: Any = None
         self.calls: dict[str, Call] = {}
         self.error: Exception | None = None
+        self.left_traces = False
 
 
 class Outside(Refused):
@@ -93,7 +101,8 @@ class Request:
     names alone. `force_opaque` lists paths that are never inlined. `live` lists attributes
     (`path.name`) that change: who reads one is opaque. `strict` compares globals at each module's
     exit, so that the innermost module that changes them is found; `places` are those that
-    `Outside` named. A refused root's own code is run on the example if `run_refused`.
+    `Outside` named. A refused root's own code is run on the example if `run_refused`. `copies`
+    are tensors of the caller's with those that `root` holds in their place, which may be written.
     """
 
     root: nn.Module
@@ -106,6 +115,7 @@ class Request:
     strict: bool = False
     places: tuple[str, ...] = ()
     run_refused: bool = True
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 @dataclass(slots=True)
@@ -119,6 +129,8 @@ class Trace:
     module below them. `changing` are the paths of attributes that change: where `request.live`
     lacks one of them, the trace has to be made again. `asked` tells of tensors of the call, by
     their number, what the graph takes for granted because the model has asked for it.
+    `outside` are tensors of the program around the model that modules' own code has written, and
+    that were put back.
     """
 
     graph: Graph
@@ -136,3 +148,4 @@ class Trace:
     reads_device: bool = True
     writes_given: bool = False
     asked: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
+    outside: Sequence[Tensor] = ()

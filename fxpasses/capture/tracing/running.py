@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +48,31 @@ def run_module(
     return map_leaves(out, _detached), changed
 
 
-def _run_protected(
+_Ran: TypeAlias = tuple[Any, dict[str, ModuleState]]
+
+
+def _run_protected(host: Host, module: nn.Module, path: str, *call: Any) -> _Ran:
+    """The result, and the Python state of the modules below as it was before.
+
+    A module that writes parameters is run again on copies of them; one that reaches them by
+    another way than their names, on the parameters themselves, which are put back at the end.
+    """
+    ran = _attempt(host, module, path, *call)
+    if ran is None:
+        real = _own_parameters(host, module)
+        ran = _attempt(host, module, path, *call)
+        if ran is None:
+            _exchange_parameters(host, real)
+            with host.memory.parameters_lent():
+                ran = _attempt(host, module, path, *call)
+    assert ran is not None, "parameters that are lent may be written"
+    return ran
+
+
+def _attempt(
     host: Host, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, dict[str, ModuleState]]:
-    """The result, and the Python state of the modules below as it was before."""
+) -> _Ran | None:
+    """As `_run_protected`; None where the module writes a parameter, and all is as before."""
     point = host.memory.checkpoint()
     states = _states_below(module, path)
     try:
@@ -61,10 +82,7 @@ def _run_protected(
             raise
         host.memory.undo(point)
         _restore(host, states)
-        _own_parameters(host, module)
-        point = host.memory.checkpoint()
-        states = _states_below(module, path)
-        out = _run_noting(host, module, path, args, kwargs)
+        return None
     host.memory.keep(point)
     return out, states
 
@@ -143,16 +161,26 @@ def _kept(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
-def _own_parameters(host: Host, module: nn.Module) -> None:
-    """Replace the parameters below `module`, everywhere in the root, by copies to be written."""
-    mine = {id(p): p for _, child in walk(module) for p in child.parameters(recurse=False)}
-    new = {key: nn.Parameter(parameter.detach().clone()) for key, parameter in mine.items()}
-    for key, parameter in mine.items():
-        new[key].requires_grad_(parameter.requires_grad)
-        host.memory.lend(new[key])
-        host.replace_known(parameter, new[key])
+def _own_parameters(host: Host, module: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """Replace the parameters below `module`, everywhere in the root, by copies to be written.
+
+    Returns what was replaced, by what stands in its place.
+    """
+    mine = {p: p for _, child in walk(module) for p in child.parameters(recurse=False)}
+    for parameter in mine:
+        copied = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+        host.memory.lend(copied)
+        mine[parameter] = copied
+    _exchange_parameters(host, mine)
+    return {copied: parameter for parameter, copied in mine.items()}
+
+
+def _exchange_parameters(host: Host, new: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    for old, parameter in new.items():
+        host.replace_known(old, parameter)
     for owner in list(host.paths.modules()):
-        for name, parameter in parameters_of(owner).items():
-            if id(parameter) in new:
-                parameters_of(owner)[name] = new[id(parameter)]
-                host.paths.add_tensor(new[id(parameter)], owner, name)
+        held = parameters_of(owner)
+        for name, parameter in held.items():
+            if parameter is not None and parameter in new:
+                held[name] = new[parameter]
+                host.paths.add_tensor(new[parameter], owner, name)

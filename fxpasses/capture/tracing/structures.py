@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from fxpasses.capture.inside import slots_of
 from fxpasses.capture.tracing.proxies import VALUE_TYPES, Field, Item, Value
 from fxpasses.capture.tracing.values import Taint
 
@@ -158,25 +159,73 @@ def element(
     return (Field if is_field else Item)(root, key, known, taint, loose=loose)
 
 
-class Containers:
-    """The lists, dicts and sets inside a value, with what they hold, to see and undo changes."""
+# What follows reads and fills containers by the methods of the built-in classes: a subclass may
+# compute in its own, and code of the model's must not run because the trace looks at a container.
 
-    def __init__(self, value: Any) -> None:
+_CONTAINERS: Final = (dict, list, set, collections.deque)
+_EXACT_CONTAINERS: Final = frozenset((*_CONTAINERS, collections.OrderedDict))
+_NO_OBJECTS: Final = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, Enum)
+_MOST: Final = 1024  # containers that are looked into in one place, the nearest first
+_WIDEST: Final = 64  # what holds more elements is compared, but not what they hold in turn
+_DEEPEST: Final = 16
+
+
+class Held:
+    """The containers and objects in a value, with what they hold, to see and undo changes.
+
+    Containers in containers are looked into however deep; from the first object on, no more than
+    `deepest` levels.
+    """
+
+    def __init__(self, value: Any, deepest: int = _DEEPEST) -> None:
+        kind = type(value)
         self._held: list[tuple[Any, Any]] = []
-        stack = [value]
+        if kind in _EXACT_CONTAINERS and not value:
+            self._held.append((value, snapshot(value)))
+        elif kind not in PLAIN:
+            self._add(value, deepest)
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def _add(self, value: Any, deepest: int) -> None:
         seen: set[int] = set()
-        while stack:
-            item = stack.pop()
+        waiting = collections.deque([(value, 0)])
+        while waiting and len(self._held) < _MOST:
+            item, depth = waiting.popleft()
             kind = type(item)
             if kind in PLAIN or kind in VALUE_TYPES or id(item) in seen:
                 continue
             seen.add(id(item))
-            if issubclass(kind, (dict, list, set, collections.deque)):
-                self._held.append((item, snapshot(item)))
-            stack.extend(child for _, child in children_of(item))
+            depth += bool(depth) or not issubclass(kind, (*_CONTAINERS, tuple))
+            if depth > deepest:
+                continue
+            inside = self._look_into(item, kind)
+            if len(inside) <= _WIDEST:
+                waiting.extend((held, depth) for held in inside)
+
+    def _look_into(self, item: Any, kind: type) -> tuple[Any, ...]:
+        """Keep what an object holds, and return it."""
+        if issubclass(kind, _NO_OBJECTS):
+            return ()
+        inside: tuple[Any, ...] = ()
+        if issubclass(kind, _CONTAINERS):
+            self._held.append((item, snapshot(item)))
+            inside = tuple(held_by(item))
+        elif issubclass(kind, tuple):
+            return tuple(tuple.__iter__(item))
+        attributes = getattr(item, "__dict__", None)
+        if type(attributes) is dict:
+            self._held.append((attributes, dict(attributes)))
+            inside += tuple(attributes.values())
+        slots = dict(slots_of(item))
+        if slots:
+            self._held.append((item, slots))
+            inside += tuple(slots.values())
+        return inside
 
     def changed(self) -> bool:
-        return any(not same_content(container, held) for container, held in self._held)
+        return not all(same_content(container, held) for container, held in self._held)
 
     def restore(self) -> None:
         for container, held in self._held:
@@ -184,14 +233,10 @@ class Containers:
                 refill(container, held)
 
 
-# What follows reads and fills containers by the methods of the built-in classes: a subclass may
-# compute in its own, and code of the model's must not run because the trace looks at a container.
-
-
 def held_by(container: Any) -> Iterable[Any]:
     """The values of a dict, the elements of a list, set or deque."""
     if isinstance(container, dict):
-        return dict.values(container)
+        return _built_in(container).values(container)
     if isinstance(container, list):
         return list.__iter__(container)
     if isinstance(container, collections.deque):
@@ -199,22 +244,30 @@ def held_by(container: Any) -> Iterable[Any]:
     return set.__iter__(container)
 
 
+def _built_in(container: Any) -> Any:
+    """The class whose methods tell what a dict holds, in its order."""
+    return collections.OrderedDict if isinstance(container, collections.OrderedDict) else dict
+
+
 def snapshot(container: Any) -> Any:
     """A shallow copy of what a mutable container holds."""
     if isinstance(container, dict):
-        return dict(dict.items(container))
+        return dict(_built_in(container).items(container))
     return list(held_by(container))
 
 
 def same_content(container: Any, held: Any) -> bool:
     """Whether `container` holds the same objects under the same keys, in the same order."""
-    if type(held) is not dict:
+    if not isinstance(container, _CONTAINERS):
+        return same_content(dict(slots_of(container)), held)
+    if not isinstance(container, dict):
         now = list(held_by(container))
         return len(now) == len(held) and all(map(is_, now, held))
     if dict.__len__(container) != len(held):
         return False
-    same_values = all(map(is_, dict.values(container), held.values()))
-    return same_values and all(map(_same, dict.keys(container), held))
+    kind = _built_in(container)
+    same_values = all(map(is_, kind.values(container), held.values()))
+    return same_values and all(map(_same, kind.keys(container), held))
 
 
 def _same(key: object, other: object) -> bool:
@@ -222,10 +275,11 @@ def _same(key: object, other: object) -> bool:
 
 
 def refill(container: Any, held: Any) -> None:
-    """Put back what `snapshot` saw."""
-    if isinstance(container, dict):
-        is_ordered = isinstance(container, collections.OrderedDict)
-        kind: Any = collections.OrderedDict if is_ordered else dict
+    """Put back what was held."""
+    if not isinstance(container, _CONTAINERS):
+        _refill_slots(container, held)
+    elif isinstance(container, dict):
+        kind = _built_in(container)
         kind.clear(container)
         for key, value in held.items():
             kind.__setitem__(container, key, value)
@@ -237,3 +291,11 @@ def refill(container: Any, held: Any) -> None:
         collections.deque.extend(container, held)
     else:
         list.__setitem__(container, slice(None), held)
+
+
+def _refill_slots(value: Any, held: Mapping[str, Any]) -> None:
+    for name, _ in list(slots_of(value)):
+        if name not in held:
+            object.__delattr__(value, name)
+    for name, item in held.items():
+        object.__setattr__(value, name, item)

@@ -13,7 +13,7 @@ from fxpasses.capture.tracing.modules import ModuleTracer, has_global_hooks
 from fxpasses.capture.tracing.patches import CAPTURE_LOCK, Replacements
 from fxpasses.capture.tracing.paths import Paths, is_compiled, walk
 from fxpasses.capture.tracing.placeholders import Inputs
-from fxpasses.capture.tracing.refusal import explain, unbound_method
+from fxpasses.capture.tracing.refusal import Refusal, explain, unbound_method
 from fxpasses.capture.tracing.request import (
     Call,
     Opaque,
@@ -99,6 +99,7 @@ class _Run:
                 self._world.restore(first=True)
             replacements.restore()
             tracer.show_attributes()
+            tracer.memory.restore_outside()
             self._random.restore()
             self._generators.restore()
         if outside:
@@ -119,6 +120,9 @@ class _Run:
         tracer, root = self._tracer, self._request.root
         mark = tracer.mark(root, (self._request.args, self._request.kwargs))
         try:
+            forced = self._request.force_opaque.get("")
+            if forced is not None:
+                raise Refusal(forced.kind, forced.reason, forced.source)
             if is_compiled(root):
                 raise tracer.refuse(OpaqueKind.COMPILED, "is compiled")
             if has_global_hooks():
@@ -158,10 +162,13 @@ class _Run:
         try:
             failed.outputs, _ = run_module(tracer, request.root, "", *copies)
             failed.calls = dict(tracer.calls)
+        except Refusal:
+            failed.left_traces = True
         except Exception as error:
             failed.error = error
         finally:
             tracer.evaluating -= 1
+            failed.outside = tracer.memory.written_outside()
 
     def _result(self, outputs: Any) -> Trace:
         tracer = self._tracer
@@ -181,6 +188,7 @@ class _Run:
             reads_device=tracer.reads_device,
             writes_given=tracer.memory.writes_given,
             asked=tracer.asking.answers(reads_device=tracer.reads_device),
+            outside=tracer.memory.written_outside(),
         )
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from fxpasses.capture.tracing.internals import REGION_NAMES
-from fxpasses.capture.tracing.journal import Held, hold, same_attributes
+from fxpasses.capture.tracing.journal import same_attributes
 from fxpasses.capture.tracing.paths import walk
-from fxpasses.capture.tracing.structures import refill, same_content
+from fxpasses.capture.tracing.structures import Held
 
 
 def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
@@ -30,7 +30,7 @@ _FOREIGN: Final = frozenset(("torch", "numpy", "builtins", "fxpasses"))
 # Instances of these packages' classes are no place where a model keeps its state.
 _NO_STATE: Final = _FOREIGN | sys.stdlib_module_names
 _CONTAINERS: Final = (dict, list, set, collections.deque, collections.OrderedDict)
-_DEPTH: Final = 2
+_DEEPEST: Final = 2
 _CLASS_KEYS: Final = frozenset(
     ("__doc__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__module__")
 )
@@ -48,11 +48,8 @@ class _Snapshot:
         self.items = items
         self.held: dict[str, Held] = {}
         for name, value in items.items():
-            if _may_hold(value):
-                held: Held = []
-                hold(value, held, _DEPTH)
-                if held:
-                    self.held[name] = held
+            if _may_hold(value) and (held := Held(value, _DEEPEST)):
+                self.held[name] = held
 
     def differences(self, now: dict[str, Any]) -> list[str]:
         """The names whose value, or what it holds, is another by now."""
@@ -60,12 +57,7 @@ class _Snapshot:
         names: list[str] = []
         if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):
             names = [name for name in {**before, **now} if _differs(now, before, name)]
-        inside = [
-            name
-            for name, held in self.held.items()
-            if not all(same_content(container, old) for container, old in held)
-        ]
-        return [*names, *inside]
+        return [*names, *(name for name, held in self.held.items() if held.changed())]
 
 
 def _may_hold(value: Any) -> bool:
@@ -114,9 +106,7 @@ class Place:
             if name not in now or now[name] is not value:
                 self._write(name, value)
         for held in snapshot.held.values():
-            for container, old in held:
-                if not same_content(container, old):
-                    refill(container, old)
+            held.restore()
 
 
 def _differs(now: dict[str, Any], before: dict[str, Any], name: str) -> bool:

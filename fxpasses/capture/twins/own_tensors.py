@@ -18,13 +18,16 @@ class OwnTensors:
     Parameters, tensors that need a gradient, and views of parameters stay the caller's, unless
     `parameters_too`. One tensor has one copy, and tensors over one memory stay so where the first
     of them covers it.
+
+    Attributes:
+        pairs: Each tensor that was copied, with its copy.
     """
 
     def __init__(self, module: nn.Module, *, parameters_too: bool = False) -> None:
         self._parameters_too = parameters_too
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
         self._memory: dict[int, torch.UntypedStorage | None] = {}
-        self._kept: list[Tensor] = []
+        self.pairs: list[tuple[Tensor, Tensor]] = []
         for owner in all_modules(module):
             if is_sealed(owner) or parameters_too:
                 continue
@@ -37,8 +40,10 @@ class OwnTensors:
         if type(tensor) is nn.Parameter or tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return self._parameter(tensor) if self._parameters_too else tensor
         made = self._copy(tensor)
-        if made is not tensor and attributes_of(tensor):
-            attributes_of(made).update(attributes_of(tensor))
+        if made is tensor:
+            return tensor
+        self.pairs.append((tensor, made))
+        attributes_of(made).update(attributes_of(tensor))
         return made
 
     def _parameter(self, tensor: Tensor) -> Tensor:
@@ -59,7 +64,6 @@ class OwnTensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() != tensor.numel() * tensor.element_size():
             return tensor.detach().clone()
-        self._kept.append(tensor)
         made = tensor.detach().clone()
         if made.stride() != tensor.stride():
             made = _view_of(storage.clone(), tensor)

@@ -21,6 +21,7 @@ from fxpasses.capture.inside import (
     HOOK_DICTS,
     all_modules,
     is_sealed,
+    slots_of,
 )
 from fxpasses.capture.twins.closures import filled_cells, reaches_module, rebuilt_function
 from fxpasses.capture.twins.graphs import copy_graph
@@ -370,21 +371,23 @@ class Twin:
             self._fill_dict(cast("dict[Any, Any]", old), cast("dict[Any, Any]", new))
         elif isinstance(old, set):
             new.clear()
-            # Only modules are exchanged: they alone are sure to keep their hash.
+            # Only what is hashed by its identity is exchanged.
             new.update(self._key(item) for item in cast("set[Any]", old))
         else:
             for index, item in enumerate(old):
                 new[index] = self._value(item)
 
     def _fill_dict(self, old: dict[Any, Any], new: dict[Any, Any]) -> None:
-        rekeyed = any(isinstance(key, nn.Module) for key in old)
+        rekeyed = any(isinstance(key, (nn.Module, Tensor)) for key in old)
         if rekeyed:
             dict.clear(new)
         for key, item in list(dict.items(old)):
             dict.__setitem__(new, self._key(key), self._value(item))
 
     def _key(self, key: Any) -> Any:
-        return self._module(key) if isinstance(key, nn.Module) else key
+        if isinstance(key, nn.Module):
+            return self._module(key)
+        return self._tensor(key) if isinstance(key, Tensor) else key
 
     def _partial(self, value: "functools.partial[Any]") -> Any:
         args = [self._value(arg) for arg in value.args]
@@ -471,10 +474,4 @@ def _holds_plain_values(value: Any) -> bool:
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, in its `__dict__` and in slots."""
     yield from list(getattr(value, "__dict__", {}).items())
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = name.startswith("__") and not name.endswith("__")
-            key = f"_{kind.__name__.lstrip('_')}{name}" if private else name
-            if key not in ("__dict__", "__weakref__") and hasattr(value, key):
-                yield key, getattr(value, key)
+    yield from slots_of(value)
