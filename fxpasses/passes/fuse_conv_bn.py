@@ -4,7 +4,8 @@
     conv(batch_norm(x), W, b)             ->  conv(x, W', b')
     batch_norm(flatten(linear(x, W, b)))  ->  flatten(linear(x, W', b'))
 
-Both are affine, channel by channel. The new weights are computed in float64 and rounded once, so
+Both are affine, channel by channel. What hands values on as they are (dropout in evaluation, for
+one) may lie in between, and stays. The new weights are computed in float64 and rounded once, so
 the outputs move by rounding only. The layer may be transposed, grouped or linear.
 """
 
@@ -20,7 +21,16 @@ from torch.fx import Node
 
 from fxpasses.analysis.constants import is_ordinary
 from fxpasses.core import Editor, Facts, Fold, Numerics, Rewrite, widened
-from fxpasses.views import BatchNorm, Conv, Flatten, Linear, Weighted, layer_at, reads_only_metadata
+from fxpasses.views import (
+    BatchNorm,
+    Conv,
+    Flatten,
+    Linear,
+    Weighted,
+    handed_on,
+    layer_at,
+    reads_only_metadata,
+)
 
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
@@ -33,6 +43,8 @@ class Site:
     norm_is_first: bool = False
     flat: Flatten | None = None
     """What makes rows of a linear layer's output, between the layer and the norm."""
+    passing: tuple[Node, ...] = ()
+    """All that lies between, from the first to the last, and hands on what it is given."""
 
     @property
     def first(self) -> Node:
@@ -45,7 +57,7 @@ class Site:
     @property
     def between(self) -> tuple[Node, ...]:
         """What the rewrite makes superfluous, and others may read."""
-        return (self.first, self.flat.node) if self.flat else (self.first,)
+        return (self.first, *self.passing)
 
     @property
     def is_transposed(self) -> bool:
@@ -229,8 +241,7 @@ class FuseConvBn(Rewrite[Site]):
         if norm is not None:
             return _site_before(norm)
         layer = layer_at(node)
-        norm = layer and BatchNorm.at(layer.input)
-        return Site(layer, norm, norm_is_first=True) if layer and norm else None
+        return None if layer is None else _site_behind(layer)
 
     def why(self, site: Site) -> str:
         return f"{site.norm.node.name} is one affine map with {site.layer.node.name}"
@@ -240,26 +251,44 @@ class FuseConvBn(Rewrite[Site]):
         bias = _fold(site, edit, _folded_bias) if site.makes_bias else None
         with edit.before(site.layer.node):
             fused = site.layer.with_parameters(edit, weight, bias)
-        if site.norm_is_first:
-            edit.rewire(fused, site.first, site.norm.input)
-            _repoint(edit, site.first, site.norm.input)
-        else:
-            _repoint(edit, site.first, fused)
         result = fused
-        if site.flat:
-            with edit.before(site.flat.node):
-                result = edit.copy(site.flat.node)
-            edit.rewire(result, site.first, fused)
-            _repoint(edit, site.flat.node, result)
+        if site.norm_is_first:
+            old, new = _carried(edit, site, site.norm.input)
+            edit.rewire(fused, old, new)
+        else:
+            _, result = _carried(edit, site, fused)
         edit.replace(site.last, result, absorbing=site.between)
 
 
 def _site_before(norm: BatchNorm) -> Site | None:
-    if layer := layer_at(norm.input):
-        return Site(layer, norm)
-    flat = Flatten.at(norm.input)
-    layer = flat and Linear.at(flat.input)
-    return Site(layer, norm, flat=flat) if layer else None
+    value, passing = handed_on(norm.input)
+    if layer := layer_at(value):
+        return Site(layer, norm, passing=passing)
+    flat = Flatten.at(value)
+    if flat is None:
+        return None
+    value, before = handed_on(flat.input)
+    layer = Linear.at(value)
+    return Site(layer, norm, flat=flat, passing=(*before, flat.node, *passing)) if layer else None
+
+
+def _site_behind(layer: Weighted) -> Site | None:
+    value, passing = handed_on(layer.input)
+    norm = BatchNorm.at(value)
+    return Site(layer, norm, norm_is_first=True, passing=passing) if norm else None
+
+
+def _carried(edit: Editor, site: Site, new: Node) -> tuple[Node, Node]:
+    """Copies of what lies between, that read `new`; the last of the old ones, and of the copies."""
+    old = site.first
+    _repoint(edit, old, new)
+    for node in site.passing:
+        with edit.before(node):
+            made = edit.copy(node)
+        edit.rewire(made, old, new)
+        _repoint(edit, node, made)
+        old, new = node, made
+    return old, new
 
 
 def _repoint(edit: Editor, old: Node, new: Node) -> None:

@@ -2,7 +2,7 @@
 
 from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant
-from fxpasses.views.elementwise import Activation, Binary, Dropout, Softmax
+from fxpasses.views.elementwise import Activation, Binary, Dropout, Softmax, handed_on
 from fxpasses.views.layers import Conv, Linear, Weighted, layer_at, same_settings
 from fxpasses.views.norms import BatchNorm, Norm
 from fxpasses.views.pools import Pool
@@ -31,6 +31,7 @@ __all__ = [
     "View",
     "Weighted",
     "constant",
+    "handed_on",
     "layer_at",
     "reads_only_metadata",
     "same_settings",

@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.fx import Node
 
-from fxpasses.ops import ACTIVATIONS, BINARY, DROPOUTS, SOFTMAXES, Op
+from fxpasses.ops import ACTIVATIONS, BINARY, DROPOUTS, SOFTMAXES, Op, op_of
 from fxpasses.views.base import View
 
 
@@ -84,3 +85,23 @@ class Dropout(View):
     def is_active(self) -> bool:
         """Whether it may drop anything; if not it is the identity."""
         return self.operand("training") is not False and self.p != 0
+
+
+_IDENTITIES = frozenset((Op.IDENTITY, Op.CONTIGUOUS))
+
+
+def handed_on(value: Any) -> tuple[Any, tuple[Node, ...]]:
+    """What a value is before nodes that hand it on as it is, and those nodes, the first one first.
+
+    Identities do, dropout that drops nothing, and what only lays a value out anew.
+    """
+    passing: list[Node] = []
+    while isinstance(value, Node):
+        op = op_of(value)
+        view = View.at(value) if op in _IDENTITIES else None
+        view = Dropout.at(value) if op in DROPOUTS else view
+        if view is None or (isinstance(view, Dropout) and view.is_active):
+            break
+        passing.append(value)
+        value = view.operand("input")
+    return value, tuple(reversed(passing))

@@ -346,6 +346,98 @@ def test_folds_a_norm_without_shift_in_front_of_padding(
     torch.testing.assert_close(module(IMAGE), expected)
 
 
+class Functional(nn.Module):
+    """A dropout written as a function."""
+
+    def __init__(self, p: float = 0.5, *, training: bool = False) -> None:
+        super().__init__()
+        self.p, self.drops = p, training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, training=self.drops)
+
+
+class Contiguous(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+
+HANDS_ON: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "dropout": lambda: nn.Dropout(0.3).eval(),
+    "feature": lambda: nn.FeatureAlphaDropout(0.3).eval(),
+    "alpha": lambda: nn.AlphaDropout(0.3).eval(),
+    "function": Functional,
+    "certain": lambda: nn.Dropout(1.0).eval(),
+    "never": lambda: nn.Dropout(0.0).train(),
+    "contiguous": Contiguous,
+}
+STAYS = {Op.IDENTITY, Op.DROPOUT, Op.FEATURE_ALPHA_DROPOUT, Op.ALPHA_DROPOUT, Op.CONTIGUOUS}
+
+
+@pytest.mark.parametrize("between", HANDS_ON.values(), ids=HANDS_ON)
+@pytest.mark.parametrize(
+    ("parts", "example"),
+    [
+        (lambda b: (nn.Conv2d(4, 4, 3), b(), drawn(nn.BatchNorm2d(4))), IMAGE),
+        (lambda b: (drawn(nn.BatchNorm2d(4)), b(), nn.Conv2d(4, 4, 3)), IMAGE),
+        (lambda b: (drawn(nn.BatchNorm1d(4)), b(), b(), nn.Linear(4, 5)), ROWS),
+        (lambda b: (nn.Linear(4, 4), b(), nn.Flatten(0, 1), b(), drawn(nn.BatchNorm1d(4))), SERIES),
+    ],
+    ids=["behind", "in front", "twice", "rows"],
+)
+def test_folds_through_what_hands_values_on(
+    parts: Callable[[Any], tuple[nn.Module, ...]], example: Tensor, between: Any
+) -> None:
+    if example is SERIES:
+        example = SERIES[:, :, :4]
+    module = traced(InARow(*parts(between)), example)
+    before, expected = ops(module), module(example)
+
+    apply(FuseConvBn(), module)
+
+    assert ops(module) == [op for op in before if op is not Op.BATCH_NORM]
+    assert STAYS & set(ops(module))
+    torch.testing.assert_close(module(example), expected)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda: nn.Dropout(0.3),
+        lambda: nn.Dropout(1.0),
+        lambda: nn.Dropout2d(0.3),
+        lambda: Functional(training=True),
+    ],
+    ids=["dropout", "certain", "dropout2d", "function"],
+)
+def test_what_drops_is_no_way_through(between: Callable[[], nn.Module]) -> None:
+    for parts in (
+        (nn.Conv2d(4, 4, 3), between().train(), drawn(nn.BatchNorm2d(4))),
+        (drawn(nn.BatchNorm2d(4)), between().train(), nn.Conv2d(4, 4, 3)),
+    ):
+        module = traced(InARow(*parts), IMAGE)
+        assert not apply(FuseConvBn(), module).modified
+
+
+class DropoutReadTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = drawn(nn.BatchNorm1d(4)), nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.3).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dropout(self.norm(x))
+        return self.linear(y) + y
+
+
+class DropoutWritten(DropoutReadTwice):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dropout(self.norm(x))
+        y.add_(1)
+        return self.linear(y)
+
+
 def test_folds_norms_in_a_row_rounding_once() -> None:
     parts = (nn.Conv2d(4, 4, 3), *(drawn(nn.BatchNorm2d(4)) for _ in range(3)))
     narrow, wide = InARow(*copy.deepcopy(parts)), InARow(*parts).double()
@@ -660,6 +752,8 @@ ALSO_REFUSED: list[tuple[Condition[Site], Case]] = [
     ),
     (subject.weights_fit_their_dtype, Case(_out_of_range(1e-3, 1e-3), IMAGE.half())),
     (subject.nothing_else_reads_between, Case(NormReadTwice())),
+    (subject.nothing_else_reads_between, Case(DropoutReadTwice(), ROWS)),
+    (subject.nothing_writes_between, Case(DropoutWritten(), ROWS)),
 ]
 
 
