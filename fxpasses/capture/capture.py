@@ -5,10 +5,10 @@ own code, and the children of that module are traced in turn.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from fxpasses.capture.admission import check_example, check_model, children_of
 from fxpasses.capture.aliased import NOTE as SHARING_MATTERS
 from fxpasses.capture.aliased import apart, holds_for_both, shares
 from fxpasses.capture.arguments import Arguments
-from fxpasses.capture.captured import Capture, Reference, Sizes
+from fxpasses.capture.captured import Capture, Reference
 from fxpasses.capture.inside import attributes_of, is_sealed
 from fxpasses.capture.result.entry import Entry, own_function
 from fxpasses.capture.result.forms import tensors_of
@@ -32,8 +32,10 @@ from fxpasses.capture.tracing.tracer import (
     OpaqueKind,
     Refused,
     Request,
+    Sizes,
     Trace,
     Untraceable,
+    resolved,
     trace,
 )
 from fxpasses.capture.tries import Known, scratch_of
@@ -41,11 +43,13 @@ from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import Program
 from fxpasses.core.collections import collections_paused
+from fxpasses.core.given import as_call, flag, one_of, shown
 from fxpasses.core.surroundings import surroundings_kept
-from fxpasses.errors import CaptureError
+from fxpasses.errors import ArgumentError, CaptureError
 from fxpasses.ops import op_of_module
 
 LeafFunctions = Sequence[Callable[..., Any] | str]
+_SIZES: tuple[Sizes, ...] = ("guards", "kinds")
 
 
 def capture(
@@ -69,14 +73,19 @@ def capture(
         training: The mode to capture; by default that of `model`.
 
     Raises:
+        ArgumentError: an argument is of another kind than these.
         CaptureError: `model` is no module, its weights are not known yet, it is compiled as a
             whole, it raises on the example itself, or the example holds a tensor of a class that
             does something of its own at every operation.
     """
     check_model(model)
-    given = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
-    example = None if args is None and kwargs is None else Arguments(given, kwargs or {})
-    check_example((given, dict(kwargs or {})))
+    call = as_call(args, kwargs, ("args", "kwargs"))
+    example = None if call is None else Arguments(*call)
+    check_example(call)
+    sizes = one_of(sizes, "sizes", _SIZES)
+    functions = _functions(leaf_functions)
+    if training is not None:
+        flag(training, "training")
     # Torch imports it on first use of a dispatch mode, and what it then keeps of Python's builtins
     # must not be what the tracer has put in their place.
     importlib.import_module("torch._dynamo")
@@ -86,7 +95,23 @@ def capture(
     # What an example leaves behind may be large, and is freed as soon as it can be.
     paused = collections_paused() if example is None else nullcontext()
     with surroundings_kept(), paused:
-        return _Capturing(clean, sizes, tuple(leaf_functions)).run(example)
+        return _Capturing(clean, sizes, functions).run(example)
+
+
+def _functions(given: object) -> tuple[Callable[..., Any] | str, ...]:
+    advice = "a list of functions, or of names such as `einops.*`"
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentError(f"leaf_functions is {shown(given)}: pass {advice}")
+    functions = tuple(cast("Iterable[Any]", given))
+    for function in functions:
+        if isinstance(function, type) or not (callable(function) or isinstance(function, str)):
+            raise ArgumentError(f"leaf_functions holds {shown(function)}: pass {advice}")
+        if isinstance(function, str):
+            try:
+                resolved((function,))
+            except (ImportError, AttributeError, ValueError) as error:
+                raise ArgumentError(f"leaf_functions: there is no {function!r}: {error}") from error
+    return functions
 
 
 class _Capturing:
@@ -96,7 +121,7 @@ class _Capturing:
         self, clean: nn.Module, sizes: Sizes, leaf_functions: tuple[Callable[..., Any] | str, ...]
     ) -> None:
         self._clean = clean
-        self._sizes: Any = sizes
+        self._sizes: Sizes = sizes
         self._leaf_functions = leaf_functions
         self._graphs: dict[str, CapturedModule] = {}
         self._opaque: list[Opaque] = []

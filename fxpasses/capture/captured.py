@@ -7,11 +7,9 @@ from torch import Tensor
 
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
-from fxpasses.capture.tracing.request import Opaque
+from fxpasses.capture.tracing.request import Opaque, Sizes
 from fxpasses.core import Program
 from fxpasses.core.surroundings import surroundings_kept, tensors_kept
-
-Sizes = str
 
 _OPAQUE_SHOWN: Final = 12
 

@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
+from fxpasses.core.given import instance, shown
 from fxpasses.core.rewrite import GraphPass, Numerics
-from fxpasses.errors import PipelineError
+from fxpasses.errors import ArgumentError, PipelineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,19 @@ def foreign(
     name: str | None = None,
     numerics: Numerics = Numerics.ROUNDING,
 ) -> ForeignPass:
-    """Take a callable on a GraphModule, such as one of torch's own passes, into a pipeline."""
+    """Take a callable on a GraphModule, such as one of torch's own passes, into a pipeline.
+
+    Raises:
+        ArgumentError: `function` cannot be called, or is a class; `name` is no text, or
+            `numerics` no `Numerics`.
+    """
+    given: Any = function
+    if isinstance(given, type) or not callable(given):
+        what = f"the class {given.__name__}" if isinstance(given, type) else shown(given)
+        raise ArgumentError(f"{what} is no pass: pass a GraphPass or a function on a GraphModule")
+    if name is not None:
+        instance(name, "name", str, "the name of the pass as text")
+    instance(numerics, "numerics", Numerics, "a member of fxpasses.Numerics")
     return ForeignPass(
         name or getattr(function, "__name__", type(function).__name__), function, numerics
     )

@@ -179,8 +179,10 @@ class Gate:
         self.only = only
         self.stop_after = stop_after
         self.admitted = 0
+        self.proposed: set[str] = set()
 
     def admits(self, identifier: str) -> bool:
+        self.proposed.add(identifier)
         if identifier in self.skip or (self.only is not None and identifier not in self.only):
             return False
         if self.stop_after is not None and self.admitted >= self.stop_after:

@@ -18,6 +18,7 @@ from fxpasses.core import (
     Program,
     check_order,
 )
+from fxpasses.core.given import count_of, flag, instance, one_of
 from fxpasses.core.plain import plain
 from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import PassRecord
@@ -58,9 +59,14 @@ class PassManager:
             effects: declared effects of custom ops and module classes, by qualified name.
 
         Raises:
+            ArgumentError: an argument is of another kind than these.
             PipelineError: a pass stands before one that it has to run after.
         """
-        check_order(pipeline)
+        check_order(instance(pipeline, "pipeline", Group, "what Registry.resolve returns"))
+        flag(training, "training")
+        flag(keep_regions, "keep_regions")
+        one_of(on_failure, "on_failure", ("raise", "skip"))
+        count_of(node_budget, "node_budget", "nodes")
         self.pipeline = pipeline
         self.notes: list[str] = []
         """What a person should know of the last run, such as a group that reached its bound."""
@@ -207,8 +213,11 @@ def apply(
     """Run one pass on one graph module, which is changed: for tests and for authors of passes.
 
     Raises:
+        ArgumentError: an argument is of another kind than these.
         PassError: the pass raised or broke the graph, which is then as it was.
     """
+    instance(graph_pass, "graph_pass", GraphPass, "an instance of a GraphPass")
+    instance(graph_module, "graph_module", GraphModule, "a torch.fx.GraphModule")
     program = Program(graph_module, {"": graph_module})
     manager = PassManager(Group((graph_pass,)), training=training, keep_regions=keep_regions)
     (run,) = manager.run(program)

@@ -10,6 +10,7 @@ from torch import nn
 from fxpasses import session
 from fxpasses.capture import CapturedModule, calls_of
 from fxpasses.core import Record
+from fxpasses.core.given import flag
 from fxpasses.errors import ResultError
 from fxpasses.page.text import as_text
 from fxpasses.registry import Registry
@@ -46,6 +47,7 @@ def report(result: nn.Module, *, details: bool = False) -> Report:
     """The report on what `run` returned, with its calls so far.
 
     Raises:
+        ArgumentError: `details` is neither True nor False.
         ResultError: `result` carries no record of a run, or one of another version.
     """
     meta = getattr(result, "meta", None)
@@ -56,6 +58,7 @@ def report(result: nn.Module, *, details: bool = False) -> Report:
         record = Record.from_dict(meta[META])
     except ValueError as error:
         raise ResultError(f"the result's record cannot be read: {error}") from error
+    flag(details, "details")
     return Report(record, calls_of(result) if isinstance(result, CapturedModule) else None, details)
 
 

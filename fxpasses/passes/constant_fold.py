@@ -127,6 +127,10 @@ class ConstantFold(GraphPass):
     A constant's bytes count, less those of the tensors that nothing else in the graph reads.
     """
 
+    def __post_init__(self) -> None:
+        if self.largest_bytes < 0:
+            raise ValueError(f"largest_bytes is {self.largest_bytes}: pass 0 or more")
+
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
         search = _Search(self.legal_if, module, facts)
         for site, growth in search.sites_within(self.largest_bytes):

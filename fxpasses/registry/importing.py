@@ -13,6 +13,11 @@ def is_pass_class(item: Any) -> TypeGuard[type[GraphPass]]:
     return isinstance(item, type) and issubclass(item, GraphPass)
 
 
+def undeclared(item: object) -> list[str]:
+    """What every pass has to say of itself, and this one does not."""
+    return [word for word in ("name", "numerics") if not hasattr(item, word)]
+
+
 def imported(name: str, location: str, origin: str) -> Loaded:
     """The pass `name` at `package.module:Class`; a function there becomes a foreign pass.
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from fxpasses.core import Group, Numerics, foreign
-from fxpasses.errors import RegistryError
+from fxpasses.core.given import instance, shown
+from fxpasses.errors import ArgumentError, RegistryError
 from fxpasses.registry.files import Contents, Effect, Pipeline, own_file, read
-from fxpasses.registry.importing import Loaded, imported, is_pass_class
+from fxpasses.registry.importing import Loaded, imported, is_pass_class, undeclared
 from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.plugins import plugins
 from fxpasses.registry.resolving import Resolving
@@ -89,14 +90,21 @@ class Registry:
         A class or function that is defined again replaces itself.
 
         Raises:
-            RegistryError: the name is taken, or is no name.
+            ArgumentError: it is neither a pass class nor a function.
+            RegistryError: the name is taken, or is no name, or the class declares none.
         """
+        instance(numerics, "numerics", Numerics, "a member of fxpasses.Numerics")
+        if name is not None:
+            instance(name, "name", str, "the name of the pass as text")
         if item is None:
             return lambda given: self._register(given, name, numerics)
         return self._register(item, name, numerics)
 
     def _register(self, item: Any, name: str | None, numerics: Numerics) -> Any:
         loaded = item if is_pass_class(item) else foreign(item, name=name, numerics=numerics)
+        if missing := undeclared(loaded):
+            text = f"does not declare its {' and '.join(missing)}: set that on the class"
+            raise RegistryError(f"{item.__name__} {text}")
         origin = f"{getattr(item, '__module__', '')}.{getattr(item, '__qualname__', '')}"
         known = self._passes.get(loaded.name)
         if known is not None and known.origin == origin:
@@ -108,8 +116,15 @@ class Registry:
         """Say what a custom op or module class does: "pure", "random", or what it writes.
 
         Raises:
+            ArgumentError: the name is no text, or the effect none of these.
             RegistryError: something else was said of it before.
         """
+        instance(name, "name", str, "the name of an op or module class as text")
+        if effect not in ("pure", "random") and not _is_written(effect):
+            raise ArgumentError(
+                f'effect={shown(effect)}: pass "pure", "random" or a tuple of the names of the '
+                "arguments that are written"
+            )
         self._add_effect(name, effect, "a declaration")
 
     def load(self, path: str | Path) -> None:
@@ -119,6 +134,7 @@ class Registry:
             RegistryError: it is not understood, or claims a name that is taken. Then nothing of
                 it is added.
         """
+        instance(path, "path", (str, Path), "the path of a registry file")
         self._read_sources()
         self._add(read(Path(path)))
 
@@ -251,4 +267,8 @@ class Registry:
 
         A foreign pass, which has no text, is shown by its name.
         """
-        return text_of_group(pipeline)
+        return text_of_group(instance(pipeline, "pipeline", Group, "what `resolve` returns"))
+
+
+def _is_written(effect: object) -> bool:
+    return isinstance(effect, tuple) and all(isinstance(name, str) for name in effect)

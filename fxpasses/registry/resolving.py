@@ -9,6 +9,7 @@ from fxpasses.core import ForeignPass, GraphPass, Group, Item, check_order, fore
 from fxpasses.core.plain import Plain
 from fxpasses.errors import PipelineError
 from fxpasses.registry.files import Pipeline
+from fxpasses.registry.importing import undeclared
 from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.options import made
 from fxpasses.registry.syntax import Entry, Given, Minus, Named, Repeated
@@ -157,7 +158,7 @@ class Resolving:
 
 def _declared(item: Pass, place: str) -> Pass:
     """The pass, if it says what every pass must."""
-    missing = [word for word in ("name", "numerics") if not hasattr(item, word)]
+    missing = undeclared(item)
     if missing:
         words = " and ".join(missing)
         raise PipelineError(

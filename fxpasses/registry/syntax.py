@@ -9,7 +9,8 @@ value    := integer | float | true | false | none | word | "text"
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
@@ -65,6 +66,20 @@ class Given:
 Entry: TypeAlias = "Named | Minus | Repeated | Given"
 
 
+DEEPEST: Final = 50
+"""Levels of groups, lists and mappings in each other."""
+
+
+def check_depth(depth: int, what: str) -> None:
+    """Refuse what is nested without end, or nearly so.
+
+    Raises:
+        PipelineError: it is.
+    """
+    if depth > DEEPEST:
+        raise PipelineError(f"{what} is nested deeper than {DEEPEST} levels")
+
+
 def parse(text: str) -> tuple[Entry, ...]:
     """The items of a pipeline written as text. The empty text is the empty pipeline.
 
@@ -84,6 +99,15 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._depth = 0
+
+    @contextmanager
+    def _deeper(self) -> Generator[None]:
+        """One level further inside."""
+        self._depth += 1
+        check_depth(self._depth, "a pipeline")
+        yield
+        self._depth -= 1
 
     def pipeline(self) -> tuple[Entry, ...]:
         items = [self._item()]
@@ -93,7 +117,8 @@ class _Reader:
 
     def _item(self) -> Entry:
         if self._take("("):
-            items = self.pipeline()
+            with self._deeper():
+                items = self.pipeline()
             self._need(")")
             self._need("*")
             repeat = int(self._match(_INTEGER, "a number of rounds"))
@@ -121,10 +146,11 @@ class _Reader:
         return key, self._value()
 
     def _value(self) -> Plain:
-        if self._take("["):
-            return self._listed("]", self._value)
-        if self._take("{"):
-            return self._options()
+        with self._deeper():
+            if self._take("["):
+                return self._listed("]", self._value)
+            if self._take("{"):
+                return self._options()
         if self._peek('"'):
             return self._quoted()
         if (number := self._try(_FLOAT)) is not None:

@@ -81,6 +81,8 @@ class Attempts:
         self.blames: list[Blame] = []
         self.left_out: list[PassRecord] = []
         self.notes: list[str] = []
+        self.proposed: set[str] = set()
+        """The ids of all rewrites that passes have proposed, whether they were made or not."""
         self._total = sum(1 for _ in pipeline.passes())
 
     @property
@@ -126,10 +128,11 @@ class Attempts:
         pipeline = without(self.pipeline, left_out)
         cuts = Cuts(pipeline)
         verified = self.settings.level is not None and self.captured.arguments is not None
+        gate = self.settings.gate(undone.rewrites)
         manager = PassManager(
             pipeline,
             training=self.settings.training,
-            gate=self.settings.gate(undone.rewrites),
+            gate=gate,
             keep_regions=verified,
             on_failure=self.settings.on_failure,
             observers=[cuts] if verified else [],
@@ -140,6 +143,7 @@ class Attempts:
             runs = manager.run(program)
         self.seconds["passes"] += time.perf_counter() - start
         self.notes = manager.notes
+        self.proposed |= gate.proposed
         kept = [run for run in runs if run.record.position not in left_out]
         return Attempt(program, kept, cuts=cuts.made)
 

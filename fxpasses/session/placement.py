@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fxpasses.capture.twins.twin import twin
+from fxpasses.core.given import shown
 from fxpasses.errors import ArgumentError, TargetError
 
 
@@ -19,16 +20,21 @@ def device_of(target: object) -> torch.device | None:
     """
     if target is None:
         return None
-    if target == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = _named(target)
+    device = named_device(target)
     if device.type == "cuda":
         _require_gpu(device)
     return device
 
 
-def _named(target: object) -> torch.device:
-    advice = f'target={target!r}: pass None, "auto", "cpu", "cuda" or "cuda:0"'
+def named_device(target: object) -> torch.device:
+    """The device that a text names, whether this machine has it or not.
+
+    Raises:
+        ArgumentError: as `device_of`.
+    """
+    if target == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    advice = f'target={shown(target)}: pass None, "auto", "cpu", "cuda" or "cuda:0"'
     if not isinstance(target, str | torch.device):
         raise ArgumentError(advice)
     try:

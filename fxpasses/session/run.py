@@ -9,21 +9,17 @@ from torch.fx import GraphModule
 
 from fxpasses.capture import release
 from fxpasses.core import Record
+from fxpasses.core.given import as_call, count_of, flag, one_of, texts
 from fxpasses.core.randomness import own_generator
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.registry import Registry
-from fxpasses.session.arguments import as_call, require_module
-from fxpasses.session.placement import device_of
-from fxpasses.session.settings import (
-    Settings,
-    count_of,
-    flag,
-    identifiers,
-    level_of,
-    on_failure_of,
-    registry_of,
-)
+from fxpasses.session.arguments import require_module
+from fxpasses.session.placement import device_of, named_device
+from fxpasses.session.settings import OnFailure, Settings, level_of, registry_of
 from fxpasses.session.stages import Request, Session
+
+_AFTER_FAILURES: tuple[OnFailure, ...] = ("raise", "skip")
+_IDS = "rewrite ids"
 
 
 def run(  # noqa: PLR0913  the one entry point; all but two have defaults
@@ -71,23 +67,18 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         FxPassesError: one of its kinds; nothing has been changed then. What the model itself
             raises on the example is shown, as its cause.
     """
-    request = Request(
-        model=require_module(model),
-        registry=registry_of(registry),
-        call=as_call(example_inputs, example_kwargs),
-        settings=Settings(
-            training=_mode_of(model, training),
-            level=level_of(verify),
-            on_failure=on_failure_of(on_failure),
-            skip=identifiers(skip, "skip"),
-            only=None if only is None else identifiers(only, "only"),
-            stop_after=count_of(stop_after, "stop_after"),
-        ),
+    settings = Settings(
+        training=_mode_of(model, training),
+        level=level_of(verify),
+        on_failure=one_of(on_failure, "on_failure", _AFTER_FAILURES),
+        skip=texts(skip, "skip", _IDS),
+        only=None if only is None else texts(only, "only", _IDS),
+        stop_after=count_of(stop_after, "stop_after", "rewrites"),
     )
+    session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
     device = device_of(target)
     copy, fallback = flag(copy, "copy"), flag(fallback, "fallback")
     guard_weights = flag(guard_weights, "guard_weights")
-    session = Session(request, request.registry.resolve(passes))
     with surroundings_kept(), own_generator():
         session.place(device, copy=copy)
         captured = session.capture()
@@ -113,22 +104,25 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     only: Iterable[str] | None = None,
 ) -> Record:
     """What `run` would do, as a record: the passes run on a fork that is thrown away."""
-    request = Request(
-        model=require_module(model),
-        registry=registry_of(registry),
-        call=as_call(example_inputs, example_kwargs),
-        settings=Settings(
-            training=_mode_of(model, training),
-            skip=identifiers(skip, "skip"),
-            only=None if only is None else identifiers(only, "only"),
-        ),
+    settings = Settings(
+        training=_mode_of(model, training),
+        skip=texts(skip, "skip", _IDS),
+        only=None if only is None else texts(only, "only", _IDS),
     )
-    session = Session(request, request.registry.resolve(passes))
-    session.record.target = target
+    session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
+    session.record.target = None if target is None else str(named_device(target))
     session.record.dry_run = True
     with surroundings_kept(), own_generator():
         session.optimise(session.capture())
     return session.record
+
+
+def _session(
+    model: object, passes: Any, example: tuple[Any, Any], registry: object, settings: Settings
+) -> Session:
+    known = registry_of(registry)
+    request = Request(require_module(model), known, as_call(*example), settings)
+    return Session(request, known.resolve(passes))
 
 
 def _mode_of(model: object, training: object) -> bool:

@@ -16,10 +16,11 @@ from fxpasses.capture import (
     pickle_fallback,
 )
 from fxpasses.core import Group, Program, Record
+from fxpasses.core.given import Call
 from fxpasses.core.record import CaptureRecord, OpaqueRecord
-from fxpasses.errors import FxPassesWarning, TrainingModeWarning, UnverifiedWarning
+from fxpasses.errors import ArgumentError, FxPassesWarning, TrainingModeWarning, UnverifiedWarning
 from fxpasses.registry import Registry
-from fxpasses.session.arguments import Call
+from fxpasses.registry.matching import did_you_mean
 from fxpasses.session.attempts import Attempt, Attempts
 from fxpasses.session.folded import bytes_of, mode_reasons, watches_on_sources
 from fxpasses.session.placement import detached, lives_on, moved
@@ -115,9 +116,24 @@ class Session:
         unchecked = settings.level is None or captured.arguments is None
         attempt = attempts.plain() if unchecked else attempts.verified()
         self.record.seconds.update(attempts.seconds)
+        self._check_identifiers(attempts.proposed)
         self._note(attempts, attempt)
         self._look_for_trouble(attempt)
         return attempt
+
+    def _check_identifiers(self, proposed: set[str]) -> None:
+        """Refuse ids of rewrites that no pass has proposed: nothing would be left out by them.
+
+        Raises:
+            ArgumentError: there is one; the message names the nearest that there is.
+        """
+        settings = self.request.settings
+        for argument, given in (("skip", settings.skip), ("only", settings.only or ())):
+            for identifier in sorted(set(given) - proposed):
+                raise ArgumentError(
+                    f"{argument}: no pass proposes the rewrite {identifier!r}"
+                    f"{did_you_mean(identifier, proposed)}. The report on a run lists all ids"
+                )
 
     def finished(self, attempt: Attempt, captured: Capture, *, guard_weights: bool) -> GraphModule:
         """What the user gets, with its record."""

@@ -9,13 +9,17 @@ from torch.fx import GraphModule  # noqa: TC002  read where annotations are
 from fxpasses.capture.result.entry import Forward
 from fxpasses.capture.result.module import CapturedModule, entry_of
 from fxpasses.core import Program
+from fxpasses.core.given import as_call, flag, instance
 from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import VerificationRecord
 from fxpasses.core.surroundings import surroundings_kept
+from fxpasses.errors import ArgumentError
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
 from fxpasses.verify.stages import Question, Verification
 from fxpasses.verify.verdict import Verdict
+
+_A_MODULE = "a torch.nn.Module"
 
 
 def verify(
@@ -33,16 +37,19 @@ def verify(
     what: the bound in float64 leaves room for that.
 
     Raises:
+        ArgumentError: an argument is of another kind than these.
         VerificationError: `original` itself raises on the example; what it raises is the cause.
     """
-    args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    call = as_call(example_inputs, example_kwargs)
+    if call is None:
+        raise ArgumentError("verify has no example: pass example_inputs=(...) of one call")
     findings = Findings(VerificationRecord(level="whole"))
     question = Question(
-        _as_program(original),
-        _as_program(optimised),
+        _as_program(instance(original, "original", nn.Module, _A_MODULE)),
+        _as_program(instance(optimised, "optimised", nn.Module, _A_MODULE)),
         [],
-        example_probe(args, dict(example_kwargs or {})),
-        training=training,
+        example_probe(*call),
+        training=flag(training, "training"),
         rounded_weights=True,
     )
     with surroundings_kept(), own_draws():

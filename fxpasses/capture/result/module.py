@@ -17,6 +17,7 @@ from fxpasses.capture.result.forms import OMITTED
 from fxpasses.capture.result.unshare import convert
 from fxpasses.capture.twins.graphs import FrozenGraph, copy_graph, freeze, thaw
 from fxpasses.core import Watch
+from fxpasses.core.given import shown
 from fxpasses.errors import ResultError
 
 # What every module has, and what is one object in a captured module and in the module it is of.
@@ -396,10 +397,12 @@ def entry_of(module: nn.Module) -> Entry:
     """What decides whether the graph of a captured module runs, or the module's own code.
 
     Raises:
-        TypeError: `module` is no captured module.
+        ResultError: `module` is no captured module.
     """
     if not isinstance(module, CapturedModule):
-        raise TypeError(f"a {type(module).__name__} is not a captured module")
+        raise ResultError(
+            f"{shown(module)} is no captured module: pass what fxpasses.run has returned"
+        )
     return attributes_of(module)[_ENTRY]
 
 

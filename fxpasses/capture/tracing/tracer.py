@@ -21,6 +21,7 @@ from fxpasses.capture.tracing.request import (
     Outside,
     Refused,
     Request,
+    Sizes,
     Trace,
     Untraceable,
 )
@@ -37,8 +38,10 @@ __all__ = [
     "Outside",
     "Refused",
     "Request",
+    "Sizes",
     "Trace",
     "Untraceable",
+    "resolved",
     "trace",
 ]
 
@@ -88,7 +91,7 @@ class _Run:
         try:
             with DispatchMode(tracer), FunctionMode(tracer):
                 tracer.prepare()
-                replacements.apply(_resolved(self._request.leaf_functions))
+                replacements.apply(resolved(self._request.leaf_functions))
                 tracer.allow_unbound = replacements.unbound
                 with tracer.quiet():
                     self._world.watch()
@@ -196,7 +199,7 @@ def _depth(root: nn.Module) -> int:
     return 1 + max(path.count(".") for path, _ in walk(root))
 
 
-def _resolved(functions: Iterable[Callable[..., Any] | str]) -> list[Callable[..., Any]]:
+def resolved(functions: Iterable[Callable[..., Any] | str]) -> list[Callable[..., Any]]:
     """The functions themselves, where some are given as `package.name` or `package.*`."""
     found: list[Callable[..., Any]] = []
     for function in functions:
