@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 import fxpasses
+import fxpasses.api
 
 
 @pytest.mark.parametrize("name", fxpasses.__all__)
@@ -14,6 +15,10 @@ def test_every_public_name_is_there(name: str) -> None:
     value = getattr(fxpasses, name)
     assert name == "errors" or not isinstance(value, ModuleType)
     assert name in dir(fxpasses)
+
+
+def test_the_package_shows_what_its_api_does() -> None:
+    assert sorted(fxpasses.__all__) == sorted([*fxpasses.api.__all__, "errors"])
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -600,3 +600,29 @@ def test_an_empty_pipeline_does_nothing(program: Program) -> None:
     before = states(program)
     assert PassManager(Group(())).run(program) == []
     assert states(program) == before
+
+
+class SaysItIsOurs(SwapRelu):
+    """Writes weights, and calls itself one of the package's own passes."""
+
+    def rewrite(self, site: Any, edit: Editor) -> None:
+        for parameter in edit.module.parameters():
+            parameter.data.mul_(2)
+
+
+SaysItIsOurs.__module__ = "fxpasses.passes.dce"
+
+
+def test_no_pass_can_say_that_its_writes_need_no_guard() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x * self.weight)
+
+    model = Model()
+    with pytest.raises(PassError, match="which the model shares"):
+        PassManager(Group((SaysItIsOurs(),))).run(whole(model))
+    assert torch.equal(model.weight, torch.ones(2))

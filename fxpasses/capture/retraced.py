@@ -16,28 +16,35 @@ from fxpasses.capture.inside import all_modules, attributes_of
 from fxpasses.capture.result import guards
 from fxpasses.capture.result.entry import Forward
 from fxpasses.capture.result.module import CapturedModule, entry_of, generate_code
+from fxpasses.ops import raising
 
 
+@raising
 def guard(value: Any, expected: Any) -> None:
     guards.guard(value, expected)
 
 
+@raising
 def check_assert(condition: Any, message: Any) -> None:
     guards.check_assert(condition, message)
 
 
+@raising
 def check_len(values: Any, expected: Any) -> None:
     guards.check_len(values, expected)
 
 
+@raising
 def check_unpack(values: Any, expected: Any) -> None:
     guards.check_unpack(values, expected)
 
 
+@raising
 def check_structure(value: Any, expected: Any) -> None:
     guards.check_structure(value, expected)
 
 
+@raising
 def require_structure(value: Any, expected: Any) -> None:
     guards.require_structure(value, expected)
 

@@ -1,5 +1,6 @@
 """One pass over all graphs of a program: everything it did becomes final, or nothing."""
 
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -142,9 +143,15 @@ def run_pass(
 
 def _protecting(graph_pass: GraphPass, program: Program) -> AbstractContextManager[None]:
     # The passes of this package are held to it by their tests, and fold faster without.
-    if type(graph_pass).__module__.startswith("fxpasses.passes."):
-        return nullcontext()
-    return WeightsProtected(program).around_a_pass()
+    return nullcontext() if _is_ours(graph_pass) else WeightsProtected(program).around_a_pass()
+
+
+def _is_ours(graph_pass: GraphPass) -> bool:
+    """Whether a pass is one of this package: it has to be there, not only to say so."""
+    kind = type(graph_pass)
+    home = sys.modules.get(kind.__module__)
+    is_here = getattr(home, kind.__qualname__, None) is kind
+    return is_here and kind.__module__.startswith("fxpasses.passes.")
 
 
 def _refused_in_training(graph_pass: GraphPass) -> Refusal:
