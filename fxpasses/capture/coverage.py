@@ -16,6 +16,7 @@ from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import twin
 from fxpasses.core.randomness import own_draws
+from fxpasses.core.recording import Recording
 
 # The code that torch generates from graphs; frames of torch and of this package pass calls on.
 _GENERATED: Final = "<eval_with_key>"
@@ -41,13 +42,17 @@ def measure(root: nn.Module, arguments: Arguments) -> Coverage:
     The copy has parameters of its own, since code that is in no graph may write them. Whatever
     the model raises passes through.
     """
-    running, _ = twin(root, tensors=OwnTensors(root, parameters_too=True))
-    given = arguments.copied()
-    counter = _Counter()
-    with torch.no_grad(), own_draws(), counter:
-        running(*given.args, **given.kwargs)
+    counter = Recording().run(lambda: _counted(root, arguments))
     calls = _share(counter.calls)
     return Coverage(calls, _share(counter.flops) if counter.flops[0] else calls)
+
+
+def _counted(root: nn.Module, arguments: Arguments) -> "_Counter":
+    running, _ = twin(root, tensors=OwnTensors(root, parameters_too=True))
+    given = arguments.copied()
+    with own_draws(), _Counter() as counter:
+        running(*given.args, **given.kwargs)
+    return counter
 
 
 def _share(counted: Sequence[int]) -> float:

@@ -61,8 +61,7 @@ def _takes_one_argument(model: nn.Module) -> bool:
 def _accepts(model: nn.Module, guess: Tensor) -> bool:
     running, _ = twin(model, tensors=OwnTensors(model))
     try:
-        with torch.no_grad():
-            running(guess.clone())
+        running(guess.clone())
     except Exception:
         # Whatever a model raises on an input that it does not take.
         return False

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -53,7 +54,10 @@ class Precision:
     def neutral_runs(self, probe: Probe | None = None) -> list[Run]:
         """The original with its sums in other orders."""
         probe = probe or self.example
-        return [self.runs.own(self.original, probe, under=other_sums(share)) for share in SHARES]
+        return [
+            self.runs.own(self.original, probe, under=partial(other_sums, share))
+            for share in SHARES
+        ]
 
     def check(self, result: Run, reference: Run, neutral: Sequence[Run], truth: Run | None) -> None:
         """Judge the result of the example; `truth` is the original in float64."""
@@ -164,7 +168,9 @@ class Precision:
         """Lower precision by request: not much worse than torch's own way to lower it."""
         device = next(iter(self.original.root.parameters()), torch.empty(0)).device.type
         dtype = torch.float16 if device == "cuda" else torch.bfloat16
-        run = self.runs.own(self.original, self.example, under=torch.autocast(device, dtype))
+        run = self.runs.own(
+            self.original, self.example, under=partial(torch.autocast, device, dtype)
+        )
         theirs = distance(run, truth, rows=self.example.rows)
         ours = distance(result, truth, rows=self.example.rows)
         for key, found in ours.found.items():

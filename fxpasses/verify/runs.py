@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from fxpasses.core import STANDS_FOR, Program
+from fxpasses.core.recording import Recording
 from fxpasses.verify.float64 import Float64, float64
 from fxpasses.verify.probes import Probe
 from fxpasses.verify.raised import raised_by
@@ -50,6 +51,8 @@ class Run:
     random: RandomState | None = None
     shared: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
     trail: Trail = field(default_factory=Trail)
+    need_gradients: tuple[bool, ...] = ()
+    """Whether each leaf of the outputs needs a gradient; empty where autograd did not record."""
 
 
 class Recorder(NoVisitor):
@@ -83,15 +86,23 @@ class Runs:
         self.seconds = 0.0
         """How long the last run took."""
         self.writes_parameters = False
+        self.recording = Recording()
 
     def own(
         self,
         program: Program,
         probe: Probe,
         *,
-        under: AbstractContextManager[Any] | None = None,
+        under: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Run:
-        """Run in the model's own dtype, on stand-ins for all that it may write."""
+        """Run in the model's own dtype, in the caller's grad mode.
+
+        What it may write are stand-ins. No tensor is kept for a backward, unless the model does
+        one in its forward, and what comes out has no history.
+        """
+        return self.recording.run(lambda: self._own(program, probe, under()))
+
+    def _own(self, program: Program, probe: Probe, under: AbstractContextManager[Any]) -> Run:
         args, kwargs = probe.call()
         trail = Trail()
         roots = modules_of(program)
@@ -99,20 +110,21 @@ class Runs:
         with (
             untouched(roots, parameters_too=self.writes_parameters),
             randomness_restored(),
-            torch.no_grad(),
             self._counted(),
-            under or nullcontext(),
+            under,
             Follow(trail),
         ):
             with raised_by(program):
                 outputs = run_program(program, args, kwargs, _recorders(trail, _same))
             random = RandomState.now()
             after = named_tensors(program)
+        need = _need_gradients(outputs) if self.recording.is_on else ()
+        outputs, args, kwargs, after = _cut((outputs, args, kwargs, after))
         written = {k: v for k, v in after.items() if k in before and _changed(v, before[k])}
         trail.end(OUTPUTS, tree_leaves(outputs))
         shared = shared_memory(outputs, (args, kwargs))
         left = _as_left((args, kwargs), probe)
-        return Run(outputs, left, written, random, shared, trail)
+        return Run(outputs, left, written, random, shared, trail, need)
 
     def wide(
         self, program: Program, probe: Probe, *, walk: Walk | None = None, noise: float = 0.0
@@ -212,6 +224,19 @@ def named_tensors(program: Program) -> dict[str, Tensor]:
         prefix = f"{path}." if path else ""
         found.update((prefix + name, tensor) for name, tensor in tensors_below([root]).items())
     return found
+
+
+def _need_gradients(value: Any) -> tuple[bool, ...]:
+    return tuple(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(value))
+
+
+def _cut(value: Any) -> Any:
+    """The value without what autograd knows of it."""
+    return tree_map_only(Tensor, lambda t: t.detach() if _has_history(t) else t, value)
+
+
+def _has_history(tensor: Tensor) -> bool:
+    return tensor.requires_grad and not tensor.is_leaf
 
 
 def _changed(now: Tensor, before: Tensor) -> bool:

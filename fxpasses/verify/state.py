@@ -162,7 +162,7 @@ def _generators(module: nn.Module) -> Iterator[torch.Generator]:
 def _put_standins(module: nn.Module, standins: dict[int, Tensor], *, parameters_too: bool) -> None:
     def standin(tensor: Tensor) -> Tensor:
         if id(tensor) not in standins:
-            standins[id(tensor)] = tensor.detach().clone()
+            standins[id(tensor)] = _copied(tensor)
         return standins[id(tensor)]
 
     attributes = vars(module)
@@ -173,6 +173,16 @@ def _put_standins(module: nn.Module, standins: dict[int, Tensor], *, parameters_
     for name, value in attributes.items():
         if isinstance(value, Tensor) and not value.requires_grad:
             attributes[name] = standin(value)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A clone that needs a gradient where `tensor` does, and is a leaf where it is one."""
+    made = tensor.detach().clone()
+    if not tensor.requires_grad:
+        return made
+    made.requires_grad_()
+    with torch.enable_grad():
+        return made if tensor.is_leaf else made.clone()
 
 
 def tensors_below(roots: Iterable[nn.Module]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from fxpasses.capture.tracing.names import is_identifier
 from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, is_parametrized
 from fxpasses.capture.tracing.refusal import Refusal, definition_of, explain, unbound_method
 from fxpasses.capture.tracing.request import Call, Opaque, OpaqueKind, Request
-from fxpasses.capture.tracing.running import run_module
+from fxpasses.capture.tracing.running import hooked, run_module
 from fxpasses.capture.tracing.structures import Held, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, is_leaf_tensor_module
 from fxpasses.capture.tracing.watch import Readers, World, stored_attributes
@@ -202,7 +202,8 @@ class ModuleTracer(AttributeTracer):
             made.is_tensor = opaque is None and is_leaf_tensor_module(module)
             return made
         if opaque is None:
-            outcome = self.evaluate(module, lambda: module, args, kwargs)
+            run = hooked(self, module) if has_hooks(module) else module
+            outcome = self.evaluate(module, lambda: run, args, kwargs)
             if has_hooks(module):
                 self.guard_after("a hooked module")
             return self.give(node, outcome)

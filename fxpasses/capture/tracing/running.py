@@ -51,6 +51,19 @@ def run_module(
 _Ran: TypeAlias = tuple[Any, dict[str, ModuleState]]
 
 
+def hooked(host: Host, module: nn.Module) -> Callable[..., Any]:
+    """Runs a layer that has hooks under the grad mode of the trace's caller: they may ask for it.
+
+    The result is detached.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        set_grad_enabled(host.region[0])
+        return map_leaves(module(*args, **kwargs), _detached)
+
+    return run
+
+
 def _run_protected(host: Host, module: nn.Module, path: str, *call: Any) -> _Ran:
     """The result, and the Python state of the modules below as it was before.
 
