@@ -192,7 +192,10 @@ def _new_run(item: GraphPass | ForeignPass, label: Label, program: Program) -> P
         round=label.round,
         nodes_before=nodes_in(program),
     )
-    return PassRun(record, {}, item.numerics, foreign=isinstance(item, ForeignPass))
+    foreign = isinstance(item, ForeignPass)
+    return PassRun(
+        record, {}, item.numerics, foreign=foreign, trains=True if foreign else item.trains
+    )
 
 
 def _undone(rounds: Sequence[Sequence[PassRun]]) -> PassError:

@@ -41,6 +41,8 @@ class PassRun:
     foreign: bool = False
     """Whether it may have changed anything anywhere, and is known only by its result."""
     refusals: list[Refusal] = field(default_factory=list[Refusal])
+    trains: bool = True
+    """Whether its result may be trained; of a foreign pass that is expected."""
 
     @property
     def changed(self) -> bool:

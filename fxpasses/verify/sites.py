@@ -32,6 +32,11 @@ class PassRun(Protocol):
         """Whether it is a callable that edits graphs in its own way, and keeps no rewrites."""
         ...
 
+    @property
+    def trains(self) -> bool:
+        """Whether its result may be trained."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Site:

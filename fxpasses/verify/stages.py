@@ -16,6 +16,7 @@ from fxpasses.verify.findings import Findings
 from fxpasses.verify.folded import check_folded
 from fxpasses.verify.gradients import check_gradients
 from fxpasses.verify.meaning import check_meaning
+from fxpasses.verify.needs import check_needs
 from fxpasses.verify.own_dtype import FACTOR
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
@@ -263,6 +264,13 @@ class Verification:
             check_effects(self.findings, result, neutral[0], self.example)
             if form:
                 precision.check(result, reference, neutral, truth)
+            check_needs(
+                self.findings,
+                self.passes,
+                (self.original, self.optimised),
+                (neutral[0], result),
+                self.example,
+            )
         self.runs.seconds = seconds_wide
         if truth is None:
             self.findings.note("meaning is not checked, for lack of a run in float64")
@@ -270,16 +278,24 @@ class Verification:
             self._check_meaning(self.example, truth, precision.own_error)
         if truth is not None:
             self._check_probes(precision.own_error)
-        if self.training and result is not None:
+        if result is not None and self._gradients_are_asked_for:
             check_gradients(
                 self.findings,
                 self.runs,
                 self.original,
                 self.optimised,
                 self.example,
-                steps=3 if self.thorough else 1,
+                steps=3 if self.training and self.thorough else 1,
+                training=self.training,
             )
         self._look_at_itself()
+
+    @property
+    def _gradients_are_asked_for(self) -> bool:
+        """Of what is not for training only where the passes say what became of the weights."""
+        changed = (one for one in self.passes if one.record.status != "unchanged")
+        told = all(one.trains for one in changed) and not self.question.rounded_weights
+        return self.training or (self.thorough and told)
 
     def _own_result(self) -> Run | None:
         def run() -> Run:

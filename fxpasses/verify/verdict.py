@@ -61,7 +61,10 @@ class Verdict:
         """
         if self.ok:
             return
-        found = [str(blame) for blame in self.blame] or [_text(one) for one in self.failures]
+        found = [str(blame) for blame in self.blame]
+        # What fails at a site is told by its blame.
+        if not any(one.name in ("site", "fold") for one in self.failures):
+            found += [_text(one) for one in self.failures]
         few = found[:5]
         if len(found) > len(few):
             few.append(f"... and {len(found) - len(few)} more")

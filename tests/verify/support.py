@@ -39,6 +39,7 @@ class Done:
     applied: dict[str, list[Applied]]
     numerics: Numerics
     foreign: bool = False
+    trains: bool = True
 
 
 class NoFacts:

@@ -1,0 +1,86 @@
+"""What needs a gradient in the original needs one in the result.
+
+A pass that freezes weights leaves every value as it was, so this is asked apart.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from fxpasses.core import Program, attribute
+from fxpasses.verify.findings import Findings
+from fxpasses.verify.probes import Probe
+from fxpasses.verify.runs import Run, named_tensors
+from fxpasses.verify.sites import PassRun
+from fxpasses.verify.state import tensors_below
+
+
+def check_needs(
+    findings: Findings,
+    passes: Sequence[PassRun],
+    programs: tuple[Program, Program],
+    runs: tuple[Run, Run],
+    probe: Probe,
+) -> None:
+    """Compare what needs a gradient in original and result, in that order.
+
+    A pass that declares that its result cannot be trained may change it: that is noted.
+    """
+    changed = [one for one in passes if one.record.status == "changed"]
+    message = _outputs_differ(*runs) or _weights_frozen(*programs)
+    declared = [one.record.name for one in changed if not one.trains]
+    if changed and message and declared:
+        findings.note(f"{message}; {', '.join(declared)} makes no result that can be trained")
+    elif changed:
+        findings.add("gradient", probe.name, where="what needs one", message=message)
+
+
+def _outputs_differ(original: Run, result: Run) -> str:
+    pairs = zip(original.need_gradients, result.need_gradients, strict=False)
+    for number, (needed, needs) in enumerate(pairs):
+        if needs != needed:
+            return (
+                f"output {number} needs {'a' if needs else 'no'} gradient, which the original's "
+                f"does{' not' if needs else ''}"
+            )
+    return ""
+
+
+def _weights_frozen(original: Program, optimised: Program) -> str:
+    """Weights that need a gradient are read no longer, but new ones that need none are.
+
+    Folded tensors are known by what they are made of, and are no such exchange.
+    """
+    known = named_tensors(original)
+    own = {id(tensor) for tensor in known.values()}
+    reads = {id(tensor): tensor for tensor in _read_by(optimised)}
+    frozen = [t for key, t in reads.items() if key not in own and _is_frozen(t, optimised)]
+    if not frozen:
+        return ""
+    kept = {id(root) for tensor in reads.values() for root in optimised.folds.roots(tensor)}
+    read = {id(tensor) for tensor in _read_by(original)}
+    lost = [n for n, t in known.items() if t.requires_grad and id(t) in read - kept]
+    if not lost:
+        return ""
+    return (
+        f"{lost[0]} needs a gradient, and what is read in its place needs none: make it with "
+        "edit.fold, or let it need one"
+    )
+
+
+def _is_frozen(tensor: Tensor, program: Program) -> bool:
+    is_float = tensor.is_floating_point() or tensor.is_complex()
+    return is_float and not tensor.requires_grad and program.folds.find(tensor) is None
+
+
+def _read_by(program: Program) -> Iterator[Tensor]:
+    """What the graphs of a program read, or give to the modules that they call."""
+    for _, graph_module in program:
+        for node in graph_module.graph.nodes:
+            if node.op not in ("get_attr", "call_module"):
+                continue
+            value = attribute(graph_module, str(node.target))
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, nn.Module):
+                yield from tensors_below([value]).values()
