@@ -5,6 +5,7 @@ from fxpasses.capture.capture import Capture, Reference, capture
 from fxpasses.capture.coverage import Coverage
 from fxpasses.capture.example import infer_arguments
 from fxpasses.capture.fork import finish, fork, kept, milestone
+from fxpasses.capture.result.barriers import FoldedWeight
 from fxpasses.capture.result.module import (
     CapturedModule,
     calls_of,
@@ -23,6 +24,7 @@ __all__ = [
     "Capture",
     "CapturedModule",
     "Coverage",
+    "FoldedWeight",
     "Opaque",
     "OpaqueKind",
     "OwnTensors",

@@ -13,6 +13,7 @@ from fxpasses.capture.inside import (
     modules_of,
     parameters_of,
 )
+from fxpasses.capture.result.barriers import Barriers, FoldedWeight
 from fxpasses.capture.result.entry import Calls, Entry
 from fxpasses.capture.result.module import CapturedModule, entry_of, generate_code
 from fxpasses.capture.twins.twin import Twin, twin
@@ -66,6 +67,7 @@ def finish(
     original: Program,
     watches: Sequence[Watch] = (),
     mode_reasons: Sequence[str] = (),
+    folded: Sequence[FoldedWeight] = (),
 ) -> CapturedModule:
     """Make the module that the user gets out of a program that passes have changed.
 
@@ -77,6 +79,7 @@ def finish(
         original: The program as it was captured.
         watches: Tensors that were folded: calls raise once one of them is written.
         mode_reasons: Why a call in the other mode would be wrong, for `ModeError`.
+        folded: What was made of those tensors: a backward that reaches it raises.
     """
     root, entry, before = work.root, entry_of(work.root), entry_of(original.root)
     if not isinstance(root, CapturedModule):
@@ -100,6 +103,8 @@ def finish(
         generate_code(module)
     entry.watches = [*entry.watches, *watches]
     entry.mode_reasons = (*entry.mode_reasons, *mode_reasons)
+    entry.barriers = Barriers([*entry.barriers.weights, *folded])
+    entry.barriers.follow(entry.watches)
     return root
 
 

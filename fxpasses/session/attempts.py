@@ -4,9 +4,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-
-from torch import Tensor
 
 from fxpasses.capture import Capture, fork
 from fxpasses.core import (
@@ -25,7 +22,7 @@ from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.search import first_bad
 from fxpasses.session.cuts import Cuts
-from fxpasses.session.folded import folded_tensors
+from fxpasses.session.folded import Folded, folded_in
 from fxpasses.session.settings import Settings
 from fxpasses.verify import Blame, Cut, Verdict, check
 
@@ -36,13 +33,10 @@ class Attempt:
 
     program: Program
     runs: Sequence[PassRun]
+    folded: Sequence[Folded]
+    """The tensors of the result that passes have folded."""
     verdict: Verdict | None = None
     cuts: Sequence[Cut] = ()
-
-    @cached_property
-    def folded(self) -> list[Tensor]:
-        """The tensors of the result that passes have folded."""
-        return folded_tensors(self.program)
 
     @property
     def failed(self) -> bool:
@@ -145,7 +139,7 @@ class Attempts:
         self.notes = manager.notes
         self.proposed |= gate.proposed
         kept = [run for run in runs if run.record.position not in left_out]
-        return Attempt(program, kept, cuts=cuts.made)
+        return Attempt(program, kept, folded_in(program), cuts=cuts.made)
 
     def _check(self, attempt: Attempt) -> Verdict:
         return check(

@@ -1,40 +1,70 @@
 """The tensors of a result that were computed ahead of time, and what they came from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fxpasses.capture import FoldedWeight
 from fxpasses.core import Program, Watch, attribute
 from fxpasses.manager import PassRun
 from fxpasses.ops import module_of
 
 
-def folded_tensors(program: Program) -> list[Tensor]:
-    """What the graphs of `program` read and a pass has folded, each once."""
-    found: dict[int, Tensor] = {}
-    for _, graph_module in program:
-        for tensor in _read_by(graph_module):
-            if program.folds.find(tensor) is not None:
-                found[id(tensor)] = tensor
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """A folded tensor that a graph reads, and where it is held."""
+
+    tensor: Tensor
+    owner: nn.Module
+    name: str
+
+
+def folded_in(program: Program) -> list[Folded]:
+    """What the graphs of `program` read and a pass has folded, each tensor once.
+
+    Whatever was folded needs a gradient from now on if one of the tensors does that it was made
+    of, also where only an earlier state of the program reads it.
+    """
+    for fold in program.folds:
+        if _is_trained(fold.value, program):
+            fold.value.requires_grad_()
+    found = {
+        id(one.tensor): one
+        for _, graph_module in program
+        for one in _read_by(graph_module)
+        if program.folds.find(one.tensor) is not None
+    }
     return list(found.values())
 
 
-def _read_by(graph_module: GraphModule) -> Iterator[Tensor]:
+def _is_trained(tensor: Tensor, program: Program) -> bool:
+    can_be = tensor.is_floating_point() or tensor.is_complex()
+    if not can_be or not tensor.is_leaf or tensor.is_inference():
+        return False
+    return any(root.requires_grad for root in program.folds.roots(tensor))
+
+
+def _read_by(graph_module: GraphModule) -> Iterator[Folded]:
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":
-            value = attribute(graph_module, str(node.target))
+            path, _, name = str(node.target).rpartition(".")
+            owner = attribute(graph_module, path) if path else graph_module
+            value = getattr(owner, name)
             if isinstance(value, Tensor):
-                yield value
+                yield Folded(value, owner, name)
         elif node.op == "call_module":
-            yield from (tensor for _, tensor in _held(module_of(node)))
+            owner = module_of(node)
+            yield from (Folded(tensor, owner, name) for name, tensor in _held(owner))
 
 
-def watches_on_sources(
-    folded: Sequence[Tensor], program: Program, original: nn.Module
-) -> list[Watch]:
-    """Watches on the original's tensors that the `folded` ones of `program` were made of."""
-    roots = {id(root): root for tensor in folded for root in program.folds.roots(tensor)}
+def sources_of(
+    folded: Sequence[Folded], program: Program, original: nn.Module
+) -> tuple[list[Watch], list[FoldedWeight]]:
+    """Watches on the original's tensors that `folded` were made of, and what was made of which."""
+    made_of = {id(one): program.folds.roots(one.tensor) for one in folded}
+    roots = {id(root): root for sources in made_of.values() for root in sources}
     names = {
         id(tensor): f"{path}.{name}" if path else name
         for path, module in original.named_modules()
@@ -42,7 +72,19 @@ def watches_on_sources(
         if id(tensor) in roots
     }
     watches = (Watch.on(names[key], root) for key, root in roots.items() if key in names)
-    return [watch for watch in watches if watch is not None]
+    weights = [
+        FoldedWeight(one.owner, one.name, trainable)
+        for one in folded
+        if (trainable := tuple(_trainable(made_of[id(one)], names)))
+    ]
+    return [watch for watch in watches if watch is not None], weights
+
+
+def _trainable(sources: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[str]:
+    for source in sources:
+        is_weight = isinstance(source, nn.Parameter) or source.requires_grad
+        if is_weight and id(source) in names:
+            yield names[id(source)]
 
 
 def _held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -22,7 +22,7 @@ from fxpasses.errors import ArgumentError, FxPassesWarning, TrainingModeWarning,
 from fxpasses.registry import Registry
 from fxpasses.registry.matching import did_you_mean
 from fxpasses.session.attempts import Attempt, Attempts
-from fxpasses.session.folded import bytes_of, mode_reasons, watches_on_sources
+from fxpasses.session.folded import bytes_of, mode_reasons, sources_of
 from fxpasses.session.placement import detached, lives_on, moved
 from fxpasses.session.settings import Settings
 
@@ -91,9 +91,7 @@ class Session:
         try:
             covered = captured.coverage()
         except Exception as error:  # whatever a model raises when it is run again
-            text = (
-                f"coverage is not known: the model raises {type(error).__name__} without gradients"
-            )
+            text = f"coverage is not known: the model raises {type(error).__name__}"
             self.record.capture.notes.append(text)
             return
         if covered is not None:
@@ -137,11 +135,13 @@ class Session:
 
     def finished(self, attempt: Attempt, captured: Capture, *, guard_weights: bool) -> GraphModule:
         """What the user gets, with its record."""
+        watches, weights = sources_of(attempt.folded, attempt.program, self.model)
         result = finish(
             attempt.program,
             captured.program,
-            watches_on_sources(attempt.folded, attempt.program, self.model),
+            watches,
             mode_reasons(attempt.runs, training=self.request.settings.training),
+            weights,
         )
         entry_of(result).guard_weights = guard_weights
         if self.request.settings.training:
@@ -158,7 +158,7 @@ class Session:
         )
         record.nodes_before = sum(record.capture.graphs.values())
         record.nodes_after = _nodes(attempt.program)
-        record.bytes_rewritten = bytes_of(attempt.folded)
+        record.bytes_rewritten = bytes_of([one.tensor for one in attempt.folded])
         if attempt.verdict is not None:
             record.verification = attempt.verdict.record
         record.verification.undone = attempts.undone_names

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fxpasses.capture.inside import attributes_of
+from fxpasses.capture.result.barriers import Barriers
 from fxpasses.capture.result.forms import (
     SHARED,
     Args,
@@ -73,6 +74,7 @@ class Entry:
         self.mode_reasons: tuple[str, ...] = ()
         """Why no call in the other mode can be served: what passes did to the weights."""
         self.watches: list[Watch] = []
+        self.barriers = Barriers()
         self.guard_weights = True
         self.pickles_fallback = False
         self.reads_device = True
@@ -96,6 +98,8 @@ class Entry:
             return self._run_compiled(graph, args, kwargs)
         if self.watches and self.guard_weights:
             self.check_weights()
+        if self.barriers.weights and torch.is_grad_enabled():
+            self.barriers.follow(self.watches)
         if not self._mode_fits():
             return self._other_mode(args, kwargs)
         if self.pattern is None:
@@ -172,6 +176,7 @@ class Entry:
         """Take over what holds for a graph that this one was traced from."""
         self.flags.extend(before.flags)
         self.watches, self.mode_reasons = list(before.watches), before.mode_reasons
+        self.barriers = Barriers(before.barriers.weights)
 
     def _safe(self, kwargs: Kwargs) -> Kwargs:
         if not self.renamed or not kwargs:

@@ -57,6 +57,7 @@ class CapturedModule(GraphModule):
         state.update({key: value for key, value in held.items() if isinstance(value, named)})
         before: Entry | None = held.get(_ENTRY)
         entry.model_class = type(module) if before is None else before.model_class
+        entry.barriers = entry.barriers.moved(module, made)
         state[_ENTRY] = entry
         made._fxpasses_postpone_code(graph)  # noqa: SLF001  its own class
         return made
@@ -173,6 +174,15 @@ class CapturedModule(GraphModule):
             attributes_of(self)["training"] = entry.fallback.training
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Also of the weights that were folded, and so of the model's, which are shared."""
+        super().requires_grad_(requires_grad)
+        for watch in self._fxpasses.watches:
+            tensor = watch.tensor()
+            if isinstance(tensor, nn.Parameter):
+                tensor.requires_grad_(requires_grad)
+        return self
+
     # -- conversions
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -187,7 +197,10 @@ class CapturedModule(GraphModule):
     ) -> Self:
         entry, fallback = self._fxpasses, self._fxpasses.fallback
         before, dtypes = self._device_type(), _dtypes_of(self)
+        # The old tensors are gone afterwards, if nobody else holds them.
+        watched = [(watch, watch.tensor()) for watch in entry.watches]
 
+        @torch.no_grad()  # What was a leaf stays one.
         def apply() -> None:
             GraphModule._apply(self, fn, recurse)  # noqa: SLF001  its own class
             if fallback is not None:
@@ -195,7 +208,8 @@ class CapturedModule(GraphModule):
 
         roots = [self] if fallback is None else [self, fallback]
         became = convert(roots, fn, apply, clone=clone)
-        entry.watches = [_followed(watch, became) for watch in entry.watches]
+        entry.watches = [_followed(watch, tensor, became) for watch, tensor in watched]
+        entry.barriers.forget()
         after = self._device_type()
         if entry.pattern is not None and before and after and not entry.reads_device:
             entry.pattern = entry.pattern.on_device(before, after)
@@ -270,8 +284,7 @@ def _dtypes_of(module: nn.Module) -> tuple[torch.dtype, ...]:
     return tuple(tensor.dtype for tensor in (*module.parameters(), *module.buffers()))
 
 
-def _followed(watch: Watch, became: Mapping[int, Tensor]) -> Watch:
-    tensor = watch.tensor()
+def _followed(watch: Watch, tensor: Tensor | None, became: Mapping[int, Tensor]) -> Watch:
     new = None if tensor is None else became.get(id(tensor))
     made = None if new is None else Watch.on(watch.name, new)
     if made is None:
