@@ -16,6 +16,7 @@ from fxpasses.capture.inside import (
 from fxpasses.capture.result.barriers import Barriers, FoldedWeight
 from fxpasses.capture.result.entry import Calls, Entry
 from fxpasses.capture.result.module import CapturedModule, entry_of, generate_code
+from fxpasses.capture.result.steps import count_steps
 from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import STANDS_FOR, VALUE, Program, Watch
 
@@ -105,6 +106,7 @@ def finish(
     entry.mode_reasons = (*entry.mode_reasons, *mode_reasons)
     entry.barriers = Barriers([*entry.barriers.weights, *folded])
     entry.barriers.follow(entry.watches)
+    count_steps(entry)
     return root
 
 

@@ -3,12 +3,14 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Formula = Callable[..., Tensor]
 
+_PLAIN = frozenset({Tensor, nn.Parameter})
 _PIECE = 2**16  # elements: in float64, about what the nearest caches hold
 
 _WIDE = {
@@ -148,23 +150,57 @@ def _compact(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The version of a tensor that was folded: it differs once somebody writes the tensor.
+    """What tells that a tensor was written since it was folded.
 
-    Held weakly: once the tensor is gone nobody can write it. Tensors made in inference mode
-    have no versions and are not watched. Writes through `.data` are not counted by torch.
+    Torch counts most writes; others move its memory (`p.data = ...`, `vector_to_parameters`).
+    Batch norms count none in their statistics, so of those the values can be kept. Not seen are
+    writes into the memory itself: through `.data`, NumPy or another library.
+
+    The tensor is held weakly: once it is gone nobody can write it. Tensors made in inference mode
+    have no versions and are not watched.
     """
 
     name: str
     tensor: weakref.ref[Tensor]
     version: int
+    address: int = 0
+    kept: Tensor | None = None
+    """The values that it was folded with, where they are kept."""
 
     @classmethod
-    def on(cls, name: str, tensor: Tensor) -> "Watch | None":
+    def on(cls, name: str, tensor: Tensor, *, keep: bool = False) -> "Watch | None":
         if tensor.is_inference():
             return None
-        return cls(name, weakref.ref(tensor), tensor._version)  # noqa: SLF001  torch has no public name
+        kept = tensor.detach().clone() if keep else None
+        version = tensor._version  # noqa: SLF001  torch has no public name
+        return cls(name, weakref.ref(tensor), version, _address(tensor), kept)
+
+    def on_copy(self, tensor: Tensor) -> "Watch | None":
+        """A watch on what the tensor has become elsewhere, stale where this one is."""
+        return Watch._made(self.name, tensor, self.kept is not None, self.stale or self.differs)
+
+    @classmethod
+    def _made(cls, name: str, tensor: Tensor, keep: bool, stale: bool) -> "Watch | None":
+        made = cls.on(name, tensor, keep=keep)
+        return replace(made, version=-1) if made is not None and stale else made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        stale = self.stale or self.differs
+        return Watch._made, (self.name, self.tensor(), self.kept is not None, stale)
 
     @property
     def stale(self) -> bool:
         tensor = self.tensor()
-        return tensor is not None and tensor._version != self.version  # noqa: SLF001
+        if tensor is None:
+            return False
+        return tensor._version != self.version or _address(tensor) != self.address  # noqa: SLF001
+
+    @property
+    def differs(self) -> bool:
+        """Whether the values are others than those that were kept. Waits for a GPU."""
+        tensor = self.tensor()
+        return tensor is not None and self.kept is not None and not torch.equal(tensor, self.kept)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if type(tensor) in _PLAIN and tensor.layout is torch.strided else 0

@@ -60,24 +60,39 @@ def _read_by(graph_module: GraphModule) -> Iterator[Folded]:
 
 
 def sources_of(
-    folded: Sequence[Folded], program: Program, original: nn.Module
+    folded: Sequence[Folded], program: Program, *holders: nn.Module
 ) -> tuple[list[Watch], list[FoldedWeight]]:
-    """Watches on the original's tensors that `folded` were made of, and what was made of which."""
+    """Watches on the tensors of `holders` that `folded` were made of, and what was made of which.
+
+    The first holder that has a tensor names it: the model, whose parameters are shared, or its
+    own code in the result, which may write the buffers that are the result's own.
+    """
     made_of = {id(one): program.folds.roots(one.tensor) for one in folded}
     roots = {id(root): root for sources in made_of.values() for root in sources}
     names = {
         id(tensor): f"{path}.{name}" if path else name
-        for path, module in original.named_modules()
+        for holder in reversed(holders)
+        for path, module in holder.named_modules()
         for name, tensor in _held(module)
         if id(tensor) in roots
     }
-    watches = (Watch.on(names[key], root) for key, root in roots.items() if key in names)
+    watches = (
+        Watch.on(names[key], root, keep=_may_be_statistic(root))
+        for key, root in roots.items()
+        if key in names
+    )
     weights = [
         FoldedWeight(one.owner, one.name, trainable)
         for one in folded
         if (trainable := tuple(_trainable(made_of[id(one)], names)))
     ]
     return [watch for watch in watches if watch is not None], weights
+
+
+def _may_be_statistic(tensor: Tensor) -> bool:
+    """Whether a batch norm may count its batches in a tensor, which it does unseen."""
+    is_row = tensor.dim() == 1 and tensor.is_floating_point()
+    return is_row and not isinstance(tensor, nn.Parameter)
 
 
 def _trainable(sources: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[str]:

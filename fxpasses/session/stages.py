@@ -135,7 +135,8 @@ class Session:
 
     def finished(self, attempt: Attempt, captured: Capture, *, guard_weights: bool) -> GraphModule:
         """What the user gets, with its record."""
-        watches, weights = sources_of(attempt.folded, attempt.program, self.model)
+        holders = (self.model, captured.program.root)
+        watches, weights = sources_of(attempt.folded, attempt.program, *holders)
         result = finish(
             attempt.program,
             captured.program,

@@ -21,6 +21,7 @@ from fxpasses.capture.result.forms import (
 )
 from fxpasses.capture.result.guards import AssertionMiss, GuardMiss
 from fxpasses.capture.result.pattern import Pattern
+from fxpasses.capture.result.steps import count_steps
 from fxpasses.capture.twins.graphs import is_picklable
 from fxpasses.core import Watch
 from fxpasses.errors import GuardError, ModeError, ResultError, StaleWeightsError
@@ -75,6 +76,8 @@ class Entry:
         """Why no call in the other mode can be served: what passes did to the weights."""
         self.watches: list[Watch] = []
         self.barriers = Barriers()
+        self.own_code_ran = False
+        """Since the values of watched tensors were looked at: it may write them unseen."""
         self.guard_weights = True
         self.pickles_fallback = False
         self.reads_device = True
@@ -191,8 +194,10 @@ class Entry:
 
     def check_weights(self) -> None:
         """Raise `StaleWeightsError` where a folded weight was written since."""
+        looks, self.own_code_ran = self.own_code_ran, False
         for watch in self.watches:
-            if watch.stale:
+            if watch.stale or (looks and watch.differs):
+                self.own_code_ran = looks
                 raise StaleWeightsError(
                     f"{watch.name} was written after a pass had folded it; run the passes again, "
                     "or set guard_weights=False on the result to go on with the old values"
@@ -215,6 +220,7 @@ class Entry:
             )
         self.calls.fallback += 1
         self.calls.reasons[reason] += 1
+        self.own_code_ran = True
         return self.own_code(args, kwargs)
 
     def own_code(self, args: Args, kwargs: dict[str, Any]) -> Any:
@@ -240,6 +246,7 @@ class Entry:
     def __copy__(self) -> "Entry":
         made = object.__new__(Entry)
         made.__dict__.update(self.__dict__)
+        count_steps(made)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entry":
@@ -250,36 +257,35 @@ class Entry:
                 made.__dict__[key] = copy.deepcopy(value, memo)
         made.lineage, made.calls = None, Calls()
         made.watches = [w for w in (_copied_watch(watch, memo) for watch in self.watches) if w]
+        count_steps(made)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        watched: list[tuple[str, Any]] = []
+        watches: list[Watch] = []
         if self.pickles_fallback:
-            watched = [(watch.name, watch.tensor()) for watch in self.watches if not watch.stale]
+            watches = [watch for watch in self.watches if watch.tensor() is not None]
         else:
             state["fallback"] = None
             state["pairs"] = []
-        state.update(watches=watched, lineage=None, calls=Calls())
+        state.update(watches=watches, lineage=None, calls=Calls())
         if not is_picklable(self.model_class):
             state["model_class"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        watched = state.pop("watches")
         self.__dict__.update(state)
-        found = (Watch.on(name, tensor) for name, tensor in watched if tensor is not None)
-        self.watches = [watch for watch in found if watch is not None]
+        # There is none on a tensor that is loaded in inference mode.
+        loaded: list[Watch | None] = state["watches"]
+        self.watches = [watch for watch in loaded if watch is not None]
+        count_steps(self)
 
 
 def _copied_watch(watch: Watch, memo: dict[int, Any]) -> Watch | None:
     """A watch on the copy of the tensor; none where the tensor was not copied along."""
     tensor = watch.tensor()
     copied = None if tensor is None else memo.get(id(tensor))
-    made = None if copied is None else Watch.on(watch.name, copied)
-    if made is not None and watch.stale:
-        return Watch(made.name, made.tensor, -1)
-    return made
+    return None if copied is None else watch.on_copy(copied)
 
 
 def own_function(module: nn.Module) -> Callable[..., Any]:

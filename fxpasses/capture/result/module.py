@@ -286,10 +286,7 @@ def _dtypes_of(module: nn.Module) -> tuple[torch.dtype, ...]:
 
 def _followed(watch: Watch, tensor: Tensor | None, became: Mapping[int, Tensor]) -> Watch:
     new = None if tensor is None else became.get(id(tensor))
-    made = None if new is None else Watch.on(watch.name, new)
-    if made is None:
-        return watch
-    return Watch(made.name, made.tensor, -1) if watch.stale else made
+    return (new is not None and watch.on_copy(new)) or watch
 
 
 def _checked_forward(entry: Entry | None, graph: Graph) -> Callable[..., Any]:
