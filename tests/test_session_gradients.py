@@ -190,6 +190,32 @@ def test_gradients_of_what_was_not_folded_are_right(model: nn.Module, example: T
     torch.testing.assert_close(x.grad, expected[0], rtol=1e-4, atol=1e-5)
 
 
+class CutOff(Folds):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.w.detach().abs() * self.v.exp())
+
+
+class AllCutOff(Folds):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w.detach().abs() + (self.v > 0).float().cumsum(0)
+
+
+@pytest.mark.parametrize("caller", [torch.enable_grad, torch.no_grad])
+def test_what_the_model_cuts_off_needs_no_gradient(caller: Any) -> None:
+    model = AllCutOff()
+    with caller():
+        result = optimised(model)
+        partly = optimised(CutOff())
+    assert "folded" in result.code
+    assert not model(ROWS).requires_grad
+    assert not result(ROWS).requires_grad
+
+    with pytest.raises(GradientError, match="no gradient reaches v:"):
+        partly(ROWS).sum().backward()
+    partly.requires_grad_(False)
+    assert not partly(ROWS).requires_grad
+
+
 def test_nothing_is_asked_of_frozen_weights() -> None:
     model = ConvNet()
     model.conv.requires_grad_(False)

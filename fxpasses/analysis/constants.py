@@ -47,7 +47,8 @@ class Recipe:
 
     def made_of(self, *sources: Tensor) -> Any:
         """The value, computed as the model does, from other tensors in place of the sources."""
-        return self._values(sources, lambda value: value)[self.node]
+        with torch.no_grad():
+            return self._values(sources, lambda value: value)[self.node]
 
     def made_wide(self, *sources: Tensor) -> Tensor:
         """The value in float64: every narrow float is widened before it is read.
@@ -55,7 +56,7 @@ class Recipe:
         What no tensor goes into, such as `arange`, is made in its own dtype first: its values in
         that dtype are what the model means. The result is laid out densely.
         """
-        with _Wide():
+        with torch.no_grad(), _Wide():
             value = self._values(sources, _widened_all)[self.node]
         return value.clone()
 
@@ -65,18 +66,41 @@ class Recipe:
         `become` says which dtype and device each source is taken to have.
         """
         with FakeTensorMode(), torch.no_grad():
-            fakes: list[Tensor] = []
-            for tensor in self.sources:
-                dtype, device = become(tensor) if become else (tensor.dtype, tensor.device)
-                layout = (tensor.shape, tensor.stride())
-                fakes.append(torch.empty_strided(*layout, dtype=dtype, device=device))
-            return self._values(fakes, lambda value: value)
+            return self._values(self._fakes(become), lambda value: value)
+
+    def trained_sources(self) -> tuple[Tensor, ...]:
+        """The sources that make the model's own value need a gradient, if they need one.
+
+        Others lie behind a `detach`, a comparison and the like. No data is read or made.
+        """
+        return tuple(
+            tensor
+            for position, tensor in enumerate(self.sources)
+            if (isinstance(tensor, nn.Parameter) or tensor.requires_grad)
+            and self._needs_gradient_of(position)
+        )
+
+    def _needs_gradient_of(self, position: int) -> bool:
+        with FakeTensorMode(), torch.inference_mode(mode=False), torch.enable_grad():
+            fakes = self._fakes()
+            if not (fakes[position].is_floating_point() or fakes[position].is_complex()):
+                return False
+            fakes[position].requires_grad_()
+            return self._values(fakes, lambda value: value)[self.node].requires_grad
+
+    def _fakes(self, become: Become | None = None) -> list[Tensor]:
+        """Stand-ins for the sources without data, in the active fake mode."""
+        fakes: list[Tensor] = []
+        for tensor in self.sources:
+            dtype, device = become(tensor) if become else (tensor.dtype, tensor.device)
+            layout = (tensor.shape, tensor.stride())
+            fakes.append(torch.empty_strided(*layout, dtype=dtype, device=device))
+        return fakes
 
     def _values(self, sources: Sequence[Tensor], finish: Callable[[Any], Any]) -> dict[Node, Any]:
         values: dict[Node, Any] = {}
-        with torch.no_grad():
-            for step in self.steps:
-                values[step.node] = finish(_run(step, values, sources))
+        for step in self.steps:
+            values[step.node] = finish(_run(step, values, sources))
         return values
 
 

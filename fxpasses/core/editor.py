@@ -301,15 +301,17 @@ class Editor:
         *sources: Tensor,
         dtype: torch.dtype | None = None,
         by_rows: bool = False,
+        trained: Sequence[Tensor] | None = None,
     ) -> Fold:
         """A tensor made ahead of time: `formula` of the float64 values of `sources`, rounded once.
 
         `dtype` is that of the result; by default of the first source. With `by_rows` each row of
         the result follows from that row of every source, and large ones are made piece by piece.
+        `trained` are the sources that gradients of the result reach, by default all of them.
         The verifier knows the formula: folded tensors are checked against it element by element.
         """
         dtype = sources[0].dtype if dtype is None else dtype
-        return self.folds.fold(formula, sources, dtype, by_rows=by_rows)
+        return self.folds.fold(formula, sources, dtype, by_rows=by_rows, trained=trained)
 
     def parameter(self, fold: Fold, *, requires_grad: bool = False) -> nn.Parameter:
         """The folded tensor as a Parameter that is still known as folded."""

@@ -36,6 +36,8 @@ class Fold:
     sources: tuple[Tensor, ...]
     by_rows: bool = False
     """Whether each row of it follows from that row of every source."""
+    trained: tuple[Tensor, ...] | None = None
+    """The sources that its gradient reaches, where others lie behind a `detach`; None: all."""
 
 
 class Folds:
@@ -54,6 +56,7 @@ class Folds:
         dtype: torch.dtype,
         *,
         by_rows: bool = False,
+        trained: Sequence[Tensor] | None = None,
     ) -> Fold:
         """Compute `formula` of the float64 values of `sources` and round the result to `dtype`.
 
@@ -64,6 +67,7 @@ class Folds:
             by_rows: whether the result has the shape of the first source, and each row of it
                 (along axis 0) follows from that row of every source. Large ones then are made
                 piece by piece, so that no float64 copy of the whole is needed.
+            trained: the sources that gradients of the result reach, by default all of them.
         """
         with torch.no_grad():
             if by_rows and sources[0].numel() > _PIECE:
@@ -71,7 +75,8 @@ class Folds:
             else:
                 wide = formula(*(_own(self.exact(source), source) for source in sources))
                 value = _compact(wide.to(dtype))
-        return self.add(Fold(value, formula, tuple(sources), by_rows))
+        reached = None if trained is None else tuple(trained)
+        return self.add(Fold(value, formula, tuple(sources), by_rows, reached))
 
     def __iter__(self) -> Iterator[Fold]:
         return iter(self._folds.values())
@@ -114,6 +119,15 @@ class Folds:
     def _known(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """The sources, those that are rounded folds themselves by their exact values."""
         return [self.exact(source) if self.find(source) else source for source in sources]
+
+    def trained(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of the original whose gradients are lost in `tensor`, which was folded."""
+        fold = self.find(tensor)
+        if fold is None:
+            return (tensor,)
+        reached = fold.sources if fold.trained is None else fold.trained
+        found = {id(root): root for source in reached for root in self.trained(source)}
+        return tuple(found.values())
 
     def roots(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """The tensors of the original that `tensor` was computed from, or itself."""

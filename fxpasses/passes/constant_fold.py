@@ -242,7 +242,13 @@ class _Search:
 
 
 def _fold(site: ConstantValue, growth: int, edit: Editor) -> None:
-    fold = edit.fold(site.recipe.made_wide, *site.recipe.sources, dtype=site.fake.dtype)
+    recipe = site.recipe
+    fold = edit.fold(
+        recipe.made_wide,
+        *recipe.sources,
+        dtype=site.fake.dtype,
+        trained=recipe.trained_sources(),
+    )
     value = edit.buffer(fold, persistent=site.is_saved) if site.state else fold.value
     new = edit.constant(value, f"folded_{site.node.name}")
     absorbed = _read_by_nothing_else(site)

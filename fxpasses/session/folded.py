@@ -43,7 +43,7 @@ def _is_trained(tensor: Tensor, program: Program) -> bool:
     can_be = tensor.is_floating_point() or tensor.is_complex()
     if not can_be or not tensor.is_leaf or tensor.is_inference():
         return False
-    return any(root.requires_grad for root in program.folds.roots(tensor))
+    return any(root.requires_grad for root in program.folds.trained(tensor))
 
 
 def _read_by(graph_module: GraphModule) -> Iterator[Folded]:
@@ -84,7 +84,7 @@ def sources_of(
     weights = [
         FoldedWeight(one.owner, one.name, trainable)
         for one in folded
-        if (trainable := tuple(_trainable(made_of[id(one)], names)))
+        if (trainable := tuple(_trainable(program.folds.trained(one.tensor), names)))
     ]
     return [watch for watch in watches if watch is not None], weights
 
