@@ -73,7 +73,7 @@ def check(  # noqa: PLR0913  three are options by keyword
         )
     outputs = None if reference is None else reference.outputs
     example = example_probe(tuple(arguments.args), dict(arguments.kwargs), outputs)
-    given = None if reference is None else Run(outputs)
+    given = None if reference is None else Run(outputs, of_model=True)
     checking = Checking(example, given, level=level, training=training)
     with own_draws():
         return checking.verdict(pieces(original, optimised, runs, cuts))

@@ -53,6 +53,11 @@ class Findings:
     def failed(self) -> bool:
         return any(not check.ok for check in self.record.checks)
 
+    @property
+    def passes_failed(self) -> bool:
+        """Whether anything failed that a pass can be at fault for: not the capture itself."""
+        return any(not check.ok and check.name != "capture" for check in self.record.checks)
+
 
 def where(key: Key) -> str:
     """A place on a trail in words."""

@@ -6,6 +6,7 @@ from functools import partial
 from statistics import median
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fxpasses.core import Numerics, Program
 from fxpasses.verify.compare import bit_equal, differences, worst
@@ -49,14 +50,16 @@ class Precision:
         half = runs.own_dtype in (torch.float16, torch.bfloat16)
         self.factor = 3 if half else 4
         self.own_error = 0.0
+        self.yardstick = self.eps
+        """The error of the neutral runs at the outputs."""
         self._by_conditioning: dict[Key, float] = {}
 
-    def neutral_runs(self, probe: Probe | None = None) -> list[Run]:
+    def neutral_runs(self, probe: Probe | None = None, *, most: int = len(SHARES)) -> list[Run]:
         """The original with its sums in other orders."""
-        probe = probe or self.example
+        probe, shares = probe or self.example, SHARES[:most]
         return [
             self.runs.own(self.original, probe, under=partial(other_sums, share))
-            for share in SHARES
+            for share in shares
         ]
 
     def check(self, result: Run, reference: Run, neutral: Sequence[Run], truth: Run | None) -> None:
@@ -66,8 +69,11 @@ class Precision:
         if truth is None:
             self._check_without_truth(result, reference, neutral)
             return
+        if reference.of_model:
+            reference.trail.end(OUTPUTS, tree_leaves(reference.outputs))
         own = [distance(run, truth, rows=self.example.rows) for run in (reference, *neutral)]
         self._note_own_error(own)
+        self.yardstick = self._yardstick(own[1:], OUTPUTS) or self.eps
         if Numerics.PRECISION in self.numerics:
             self._check_against_autocast(result, truth)
             return
@@ -116,29 +122,41 @@ class Precision:
         return max(self.eps, *(one.error for one in found))
 
     def _note_own_error(self, own: Sequence[Comparison]) -> None:
-        """E0, and whether the capture itself is faithful to the model."""
-        first, *others = own
+        """E0: the original's own error, at its outputs or, where ops jump, on the way."""
         reached = [one.found.values() for one in own]
         fallback = max((d.error for ds in reached for d in ds if not d.in_kind), default=self.eps)
-        error = outputs_error(first)
+        error = outputs_error(own[0])
         self.own_error = fallback if error is None else error
         self.findings.record.own_error = self.own_error
-        yardstick = self._yardstick(others, OUTPUTS)
-        if error is not None and yardstick is not None and error > 4 * CLEAR * yardstick:
-            text = f"the captured graph is off from the model by {error:.1e}"
-            self.findings.add(
-                "capture",
-                self.example.name,
-                error=error,
-                bound=4 * CLEAR * yardstick,
-                where="outputs",
-                message=text,
-            )
         if self.runs.own_dtype is torch.float32 and self.own_error > ILL_CONDITIONED:
             self.findings.note(
                 f"the model is ill-conditioned: its own rounding error is {self.own_error:.1e}, "
                 "so the check in float32 is weak"
             )
+
+    def check_capture(self, model: Run, reference: Run, truth: Run) -> None:
+        """Whether the captured graph computes what the model itself made of the example.
+
+        On the kernels of the model, what rounding decides the graph decides alike: `reference` is
+        such a run, or the model's own, which is then compared with float64 first.
+        """
+        bound = 4 * CLEAR * self.yardstick
+        graph = truth if reference is model else reference
+        found = worst(differences(graph.outputs, model.outputs))
+        if reference is model and not found.error <= bound:
+            graph = self.runs.own(self.original, self.example)
+            found = worst(differences(graph.outputs, model.outputs))
+        reason = found.message or f"off by {found.error:.1e}"
+        self.findings.add(
+            "capture",
+            self.example.name,
+            error=found.error,
+            bound=bound,
+            where="outputs" + found.where,
+            message=""
+            if found.error <= bound
+            else f"the captured graph is not the model: {reason}",
+        )
 
     def _second_opinion(self, key: Key) -> bool:
         """Whether two more sets of inputs show that the first alarm was bad luck."""

@@ -53,6 +53,8 @@ class Run:
     trail: Trail = field(default_factory=Trail)
     need_gradients: tuple[bool, ...] = ()
     """Whether each leaf of the outputs needs a gradient; empty where autograd did not record."""
+    of_model: bool = False
+    """Whether the model itself ran, along with the capture: nothing is known of the way then."""
 
 
 class Recorder(NoVisitor):

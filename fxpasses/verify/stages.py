@@ -17,6 +17,7 @@ from fxpasses.verify.folded import check_folded
 from fxpasses.verify.gradients import check_gradients
 from fxpasses.verify.meaning import check_meaning
 from fxpasses.verify.needs import check_needs
+from fxpasses.verify.neutral import SHARES
 from fxpasses.verify.own_dtype import FACTOR
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
@@ -250,20 +251,22 @@ class Verification:
         precision = Precision(
             self.findings, self.runs, self.original, self.optimised, self.example, numerics
         )
-        reference = self.reference or self.runs.own(self.original, self.example)
-        neutral = self._neutral_runs(precision)
+        model = self.reference or self.runs.own(self.original, self.example)
+        reference, neutral = self._own_runs(precision, model, truth)
         result = self.result = self._own_result()
         if result is not None:
             form = check_form(
                 self.findings,
                 result,
-                reference,
+                model,
                 self.example,
                 dtypes=Numerics.PRECISION not in numerics,
             )
             check_effects(self.findings, result, neutral[0], self.example)
             if form:
                 precision.check(result, reference, neutral, truth)
+                if model.of_model and truth is not None:
+                    precision.check_capture(model, reference, truth)
             check_needs(
                 self.findings,
                 self.passes,
@@ -309,9 +312,22 @@ class Verification:
             self._add_raised("precision", self.example, raised)
             return None
 
-    def _neutral_runs(self, precision: Precision) -> list[Run]:
+    def _own_runs(
+        self, precision: Precision, model: Run, truth: Run | None
+    ) -> tuple[Run, list[Run]]:
+        """The original as it is, and with its sums in other orders.
+
+        Of the model's own run only the outputs are known: where ops jump on the way there, the
+        graph runs in its place, and in that of a neutral run.
+        """
+        if not (model.of_model and truth is not None and truth.trail.jumped):
+            return model, self._neutral_runs(precision, most=len(SHARES))
+        graph = self.runs.own(self.original, self.example)
+        return graph, self._neutral_runs(precision, most=len(SHARES) - 1)
+
+    def _neutral_runs(self, precision: Precision, *, most: int) -> list[Run]:
         try:
-            return precision.neutral_runs()
+            return precision.neutral_runs(most=most)
         except ProgramError as raised:
             plain = self.runs.own(self.original, self.example)
             self.findings.note(f"without neutral runs, in which the original raises {raised}")
@@ -362,7 +378,9 @@ class Verification:
         failed = findings.failed
         record.ok = False if failed else (True if self.comparable else None)
         fill_record(self.passes, self.sites)
-        blames = blames_of(self.passes, self.sites, whole_failed=failed, raised=self.raised)
+        blames = blames_of(
+            self.passes, self.sites, whole_failed=findings.passes_failed, raised=self.raised
+        )
         return Verdict(not failed, record, blames)
 
 

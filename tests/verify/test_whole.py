@@ -1,5 +1,6 @@
 """What a pass without rewrites does to the whole."""
 
+import copy
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -27,7 +28,8 @@ def verdict_on(case: Case, model: nn.Module, *args: Any, **options: Any) -> Verd
     given = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
     snapshot = torch.get_rng_state()
     with torch.no_grad():
-        reference = Reference(model(*given))
+        # On a copy: a model may write its buffers, which the programs share.
+        reference = Reference(copy.deepcopy(model)(*given))
     torch.set_rng_state(snapshot)
     verdict = check(case.original, case.work, case.done, Call(args), reference, **options)
     assert torch.equal(torch.get_rng_state(), snapshot)
@@ -60,6 +62,24 @@ def replaced(old: Callable[..., Any], new: Callable[..., Any], x: Tensor = VECTO
 
 def failures(verdict: Verdict) -> list[tuple[str, str]]:
     return [(one.name, one.message) for one in verdict.failures]
+
+
+@pytest.mark.parametrize("numerics", [Numerics.ROUNDING, Numerics.EXACT])
+@pytest.mark.parametrize("scale", [1.001, -1.0])
+def test_a_graph_that_is_not_the_model_fails(scale: float, numerics: Numerics) -> None:
+    """Nothing that a pass did: the model computes something else than what was captured."""
+    model = Plain().eval()
+    case = captured(model)
+    case.foreign("idle", numerics=numerics)
+    with torch.no_grad():
+        other = Reference(scale * model(IMAGES))
+
+    verdict = check(case.original, case.work, case.done, Call((IMAGES,)), other)
+
+    assert not verdict.ok
+    assert [name for name, _ in failures(verdict)] == ["capture"]
+    assert "the captured graph is not the model" in verdict.failures[0].message
+    assert [blame.pass_name for blame in verdict.blame] == []
 
 
 def test_weights_off_by_a_percent_fail() -> None:
