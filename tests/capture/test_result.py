@@ -311,6 +311,22 @@ class TestCopies:
         assert equal(copied, model)
         assert copied.tied is result.tied
         assert copied.graph is not result.graph
+        assert (calls_of(copied)["graph"], calls_of(result)["graph"]) == (1, 0)
+
+    def test_a_shallow_copy_is_copied_deeply(self, model: Model, result: CapturedModule) -> None:
+        copied = copy.deepcopy(copy.copy(result))
+        assert equal(copied, model)
+        assert calls_of(copied)["graph"] == 1
+        assert copied.tied.weight is fallback_of(copied).tied.weight
+        assert copied.tied.weight is not result.tied.weight
+
+    def test_a_shallow_copy_has_a_mode_of_its_own(
+        self, model: Model, result: CapturedModule
+    ) -> None:
+        copied = copy.copy(result)
+        result.training = not result.training
+        assert equal(copied, model)
+        assert calls_of(copied)["graph"] == 1
 
     def test_hooks_are_copied_along(self, model: Model) -> None:
         model.register_forward_hook(double_output)

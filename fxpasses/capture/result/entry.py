@@ -243,6 +243,15 @@ class Entry:
 
     # -- copies
 
+    def of_copy(self, old: nn.Module, new: nn.Module) -> "Entry":
+        """The entry of `new`, which holds what `old` holds and stands in its place."""
+        made = copy.copy(self)
+        made.pairs = [(new if mine is old else mine, other) for mine, other in self.pairs]
+        made.flags = [(new if flagged is old else flagged, mode) for flagged, mode in self.flags]
+        made.barriers = self.barriers.moved(old, new)
+        made.calls = Calls()
+        return made
+
     def __copy__(self) -> "Entry":
         made = object.__new__(Entry)
         made.__dict__.update(self.__dict__)

@@ -237,6 +237,7 @@ class CapturedModule(GraphModule):
     def __copy__(self) -> Self:
         made = self._empty(type(self).__name__)
         attributes_of(made).update(self._kept_state())
+        attributes_of(made)[_ENTRY] = self._fxpasses.of_copy(self, made)
         made.graph = copy_graph(self.graph)
         return made
 
