@@ -11,9 +11,10 @@ from fxpasses.verify.change import check_change
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.pieces import Change, Cut, Piece, pieces
 from fxpasses.verify.probes import Probe, example_probe
+from fxpasses.verify.question import Question, own_dtype
 from fxpasses.verify.runs import Run, Runs, named_tensors
 from fxpasses.verify.sites import PassRun
-from fxpasses.verify.stages import Question, Verification, own_dtype
+from fxpasses.verify.stages import Verification
 from fxpasses.verify.state import RandomState
 from fxpasses.verify.structures import tensors_of
 from fxpasses.verify.verdict import Blame, Verdict

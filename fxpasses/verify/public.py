@@ -16,7 +16,8 @@ from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import ArgumentError
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import example_probe
-from fxpasses.verify.stages import Question, Verification
+from fxpasses.verify.question import Question
+from fxpasses.verify.stages import Verification
 from fxpasses.verify.verdict import Verdict
 
 _A_MODULE = "a torch.nn.Module"

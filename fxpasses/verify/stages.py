@@ -1,17 +1,14 @@
 """One verification, stage by stage."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from fxpasses.capture.result.guards import GuardMiss
-from fxpasses.core import Numerics, Program
+from fxpasses.core import Numerics
 from fxpasses.verify.blame import blames_of, fill_record, unverified
 from fxpasses.verify.compare import differences, worst
-from fxpasses.verify.dtypes import Kinds, check_dtypes
+from fxpasses.verify.dtypes import check_dtypes
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.folded import check_folded
 from fxpasses.verify.gradients import check_gradients
@@ -22,14 +19,13 @@ from fxpasses.verify.own_dtype import FACTOR
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probe, has_floats, single_probes
+from fxpasses.verify.question import Hike, Question, cast_to, own_dtype
 from fxpasses.verify.raised import ProgramError, broken_off, typed
 from fxpasses.verify.runner import roots_of
-from fxpasses.verify.runs import Run, Runs, named_tensors
-from fxpasses.verify.sites import PassRun, Site, sites_of
-from fxpasses.verify.state import Autocast, RandomState
+from fxpasses.verify.runs import Run, Runs
+from fxpasses.verify.state import RandomState
 from fxpasses.verify.unavailable import is_unavailable
 from fxpasses.verify.verdict import Verdict
-from fxpasses.verify.walk import Walk
 from fxpasses.verify.whole import check_effects, check_form, check_written, meaning_bound
 
 PATIENCE = 60.0
@@ -39,42 +35,6 @@ _ROUNDED_WEIGHTS = 2
 """Weights rounded ahead of time move float64 results by up to 0.9 of the original's own error."""
 
 _WHOLE = "not comparable: the original differs from itself under equal random states"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """What is to be verified."""
-
-    original: Program
-    optimised: Program
-    passes: Sequence[PassRun]
-    example: Probe
-    reference: Run | None = None
-    """The model's own run of the example."""
-    training: bool = False
-    rounded_weights: bool = False
-    """Whether weights were folded that nobody knows the formula of any more."""
-    sections: Sequence[Section] = ()
-    """The passes with what their rewrites are compared with; by default all with `original`."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Hike:
-    """The sites of one section, and the walk over the program that they are compared with."""
-
-    program: Program
-    sites: list[Site]
-    walk: Walk
-
-    @classmethod
-    def over(cls, section: Section, optimised: Program, own: torch.dtype, example: Probe) -> "Hike":
-        program = section.reference
-        sites = sites_of(section.passes, list(program.graphs))
-        by_path = {path: [site for site in sites if site.path == path] for path in program.graphs}
-        given = frozenset(_address(tensor) for tensor in named_tensors(program).values())
-        kinds = Kinds(program, example)
-        walk = Walk(by_path, optimised.folds, own, given, kinds, Autocast.now())
-        return cls(program, sites, walk)
 
 
 class Verification:
@@ -141,7 +101,7 @@ class Verification:
     def _note_autocast(self) -> None:
         """The own runs are under autocast where the capture was, as the calls will be."""
         parameters = self.original.root.parameters()
-        if any(_cast_to(parameter) is not parameter.dtype for parameter in parameters):
+        if any(cast_to(parameter) is not parameter.dtype for parameter in parameters):
             self.findings.note(f"under autocast to {self.own}, and in float64 without it")
 
     # -- float64
@@ -382,33 +342,3 @@ class Verification:
             self.passes, self.sites, whole_failed=findings.passes_failed, raised=self.raised
         )
         return Verdict(not failed, record, blames)
-
-
-def own_dtype(program: Program, example: Probe) -> torch.dtype:
-    """The float dtype that most of a model's weights have; where it has none, the example's.
-
-    Under autocast it is the dtype that this casts them to.
-    """
-    weights = [*program.root.parameters()]
-    if not weights:
-        leaves = tree_leaves((example.args, dict(example.kwargs)))
-        weights = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    counts: dict[torch.dtype, int] = {}
-    for weight in weights:
-        if weight.is_floating_point():
-            dtype = _cast_to(weight)
-            counts[dtype] = counts.get(dtype, 0) + weight.numel()
-    return max(counts, key=counts.__getitem__, default=torch.float32)
-
-
-def _cast_to(weight: Tensor) -> torch.dtype:
-    """The dtype that products with `weight` are computed in."""
-    device = weight.device.type
-    is_cast = weight.dtype is not torch.float64 and torch.amp.is_autocast_available(device)
-    if is_cast and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return weight.dtype
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
