@@ -626,3 +626,21 @@ def test_no_pass_can_say_that_its_writes_need_no_guard() -> None:
     with pytest.raises(PassError, match="which the model shares"):
         PassManager(Group((SaysItIsOurs(),))).run(whole(model))
     assert torch.equal(model.weight, torch.ones(2))
+
+
+class DrawsAndSaysItIsOurs(SwapRelu):
+    """Draws random numbers, and calls itself one of the package's own passes."""
+
+    def rewrite(self, site: Any, edit: Editor) -> None:
+        torch.rand(3)
+        super().rewrite(site, edit)
+
+
+DrawsAndSaysItIsOurs.__module__ = "fxpasses.passes.dce"
+
+
+def test_no_pass_can_say_that_it_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    (run,) = PassManager(Group((DrawsAndSaysItIsOurs(),))).run(whole(Chain()))
+    assert run.changed
+    assert torch.equal(torch.get_rng_state(), state)

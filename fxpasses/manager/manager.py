@@ -27,7 +27,15 @@ from fxpasses.errors import PassError
 from fxpasses.manager.observer import Observer
 from fxpasses.manager.records import refusal_records, rewrite_records
 from fxpasses.manager.states import States
-from fxpasses.manager.transaction import PassRun, Settings, named, nodes_in, run_foreign, run_pass
+from fxpasses.manager.transaction import (
+    PassRun,
+    Settings,
+    is_ours,
+    named,
+    nodes_in,
+    run_foreign,
+    run_pass,
+)
 
 
 class PassManager:
@@ -178,8 +186,7 @@ class PassManager:
 
 def _draws_apart(item: GraphPass | ForeignPass) -> AbstractContextManager[None]:
     """The package's own passes draw nothing, and a mode costs time at every operation."""
-    is_our_own = type(item).__module__.startswith("fxpasses.passes.")
-    return nullcontext() if is_our_own else own_draws()
+    return nullcontext() if is_ours(item) else own_draws()
 
 
 def _new_run(item: GraphPass | ForeignPass, label: Label, program: Program) -> PassRun:

@@ -145,10 +145,10 @@ def run_pass(
 
 def _protecting(graph_pass: GraphPass, program: Program) -> AbstractContextManager[None]:
     # The passes of this package are held to it by their tests, and fold faster without.
-    return nullcontext() if _is_ours(graph_pass) else WeightsProtected(program).around_a_pass()
+    return nullcontext() if is_ours(graph_pass) else WeightsProtected(program).around_a_pass()
 
 
-def _is_ours(graph_pass: GraphPass) -> bool:
+def is_ours(graph_pass: GraphPass | ForeignPass) -> bool:
     """Whether a pass is one of this package: it has to be there, not only to say so."""
     kind = type(graph_pass)
     home = sys.modules.get(kind.__module__)
