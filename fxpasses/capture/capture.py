@@ -42,7 +42,7 @@ from fxpasses.capture.tries import Known, scratch_of
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import Program
-from fxpasses.core.collections import collections_paused
+from fxpasses.core.garbage import collections_paused
 from fxpasses.core.given import as_call, flag, one_of, shown
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.errors import ArgumentError, CaptureError

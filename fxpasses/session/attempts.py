@@ -16,7 +16,7 @@ from fxpasses.core import (
     Refusal,
     Step,
 )
-from fxpasses.core.collections import collections_paused
+from fxpasses.core.garbage import collections_paused
 from fxpasses.core.record import PassRecord
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry

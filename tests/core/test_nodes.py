@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.fx import Graph
 
 from fxpasses.core import add_node
-from fxpasses.core.collections import collections_paused
+from fxpasses.core.garbage import collections_paused
 
 PATHS = ["conv1", "layer1.0.conv1", "0", "a..b", "Conv", "layer.ReLU", "_x", "__add__", "ä.b", "if"]
 

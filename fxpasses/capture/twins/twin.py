@@ -26,7 +26,7 @@ from fxpasses.capture.inside import (
 from fxpasses.capture.twins.closures import filled_cells, reaches_module, rebuilt_function
 from fxpasses.capture.twins.graphs import copy_graph
 from fxpasses.capture.twins.sealed import COMPILED_CODE, copied_script, initialize_compiled
-from fxpasses.core.collections import collections_paused
+from fxpasses.core.garbage import collections_paused
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 TensorMap = Callable[[Tensor], Tensor]
