@@ -246,11 +246,12 @@ class _Capturing:
         before = None if earlier is None else entry_of(earlier)
         reads_grad = made.reads_grad_mode or (before is not None and before.reads_grad_mode)
         asked = made.asked if before is None else _also_asked(made.asked, before, example)
+        settings = made.settings | (_settings_of(before) if before is not None else frozenset())
         forward = own_function(module)
         separate = self._apart.get(id(module))
         example = example if separate is None else separate
         pattern = (
-            Pattern.by_names(forward, asked)
+            Pattern.by_names(forward, asked, settings)
             if example is None
             else Pattern(
                 example.args,
@@ -259,12 +260,16 @@ class _Capturing:
                 grad_matters=reads_grad,
                 asked=asked,
                 aliases_matter=separate is None,
+                settings=settings,
             )
         )
         flags = [(_at(module, path), _at(module, path).training) for path in made.reads_training]
         entry = Entry(pattern, module, renamed=made.renamed, flags=flags)
         entry.opaque = [_at(module, opaque.path) for opaque in made.opaque]
-        entry.reads_device = getattr(made, "reads_device", True)
+        entry.reads_device = made.reads_device
+        if not made.effect:
+            # Without an example, little is known of what comes before an error.
+            entry.run_again_after = (AssertionError,) if example is None else (Exception,)
         if before is not None:
             entry.inherit(before)
         return entry
@@ -327,6 +332,10 @@ class _Capturing:
         self._graphs[path] = install(child, made.graph, self._entry(child, made, call))
         self._below(child, path, made, exampled=call is not None)
         return True
+
+
+def _settings_of(entry: Entry) -> frozenset[str]:
+    return frozenset() if entry.pattern is None else entry.pattern.settings
 
 
 def _also_asked(

@@ -5,12 +5,15 @@ import copy
 import dataclasses
 import enum
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fxpasses
+from fxpasses.capture import calls_of, capture
 from fxpasses.capture.result.pattern import Pattern
 
 X = torch.ones(2, 3)
@@ -222,3 +225,78 @@ def test_weights_that_move_take_the_pattern_along() -> None:
     there = X.to("meta")
     assert moved.admits((there, [there.clone()]), {})
     assert not moved.admits((X, [X.clone()]), {})
+
+
+class TestSettings:
+    """What of torch's settings a model asks for, or makes tensors by."""
+
+    @pytest.mark.parametrize("examples", [True, False])
+    @pytest.mark.parametrize(
+        ("name", "put", "values"),
+        [
+            (
+                "are_deterministic_algorithms_enabled",
+                torch.use_deterministic_algorithms,
+                (False, True),
+            ),
+            ("get_deterministic_debug_mode", torch.set_deterministic_debug_mode, (0, 2)),
+            ("get_num_threads", torch.set_num_threads, (1, 2)),
+            (
+                "get_float32_matmul_precision",
+                torch.set_float32_matmul_precision,
+                ("highest", "high"),
+            ),
+            ("is_anomaly_enabled", torch.set_anomaly_enabled, (False, True)),
+            ("initial_seed", torch.manual_seed, (3, 4)),
+        ],
+    )
+    def test_one_is_part_of_the_pattern_where_it_is_read(
+        self, name: str, put: Callable[[Any], object], values: tuple[Any, Any], examples: bool
+    ) -> None:
+        class Asks(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x + 1 if getattr(torch, name)() == values[0] else x + 2
+
+        model, x = Asks(), torch.ones(2)
+        state, before = torch.get_rng_state(), getattr(torch, name)()
+        put(values[0])
+        try:
+            root = capture(model, (x,) if examples else None).program.root
+            assert torch.equal(root(x), x + 1)
+            assert calls_of(root)["graph"] == 1
+            put(values[1])
+            assert torch.equal(root(x), x + 2)
+            assert calls_of(root)["fallback"] == 1
+            assert next(iter(calls_of(root)["reasons"])).startswith(f"torch.{name}() is ")
+        finally:
+            put(values[0] if name == "initial_seed" else before)
+            torch.set_rng_state(state)
+
+    def test_what_is_not_read_is_no_part_of_it(self) -> None:
+        root = capture(nn.Linear(3, 2), (X,)).program.root
+        torch.use_deterministic_algorithms(True)
+        try:
+            root(X)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert calls_of(root)["graph"] == 1
+
+    @pytest.mark.parametrize("passes", [[], ["constant_fold", "dce"]])
+    def test_the_default_dtype_is_part_of_every_pattern(self, passes: list[str]) -> None:
+        class Makes(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                made = x + torch.arange(3.0)
+                return made if torch.get_default_dtype() is torch.float32 else made + 1
+
+        model, x = Makes(), torch.ones(3)
+        result = fxpasses.run(model, passes, (x,))
+        assert result(x).dtype is torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.equal(result(x), model(x))
+            assert result(x).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert list(calls_of(result)["reasons"]) == [
+            "the default dtype is torch.float64 instead of torch.float32"
+        ]

@@ -6,7 +6,7 @@ state in about a microsecond, and is plain data otherwise.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -50,9 +50,10 @@ class Pattern:
             of `tensors_of`, and the answers.
         aliases_matter: Whether the graph holds only where arguments share memory as in the
             example.
+        settings: The settings of torch that are part of the pattern (`ambient.SETTINGS`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but two are options by keyword
         self,
         args: Args,
         kwargs: Kwargs,
@@ -62,6 +63,7 @@ class Pattern:
         gradients: bool = False,
         asked: Mapping[int, Mapping[str, Any]] = _NOTHING,
         aliases_matter: bool = True,
+        settings: Collection[str] = (),
     ) -> None:
         tensors = tensors_of((args, dict(kwargs)))
         self._questions = frozenset(q for answers in asked.values() for q in answers)
@@ -73,7 +75,7 @@ class Pattern:
         self._aliases = _expected_aliases(tensors, args) if aliases_matter else None
         devices = dict.fromkeys(("cpu", *(tensor.device.type for tensor in tensors), "cuda"))
         self._ambient = Ambient.now(
-            tuple(d for d in devices if d != "meta"), grad_matters=grad_matters
+            tuple(d for d in devices if d != "meta"), grad_matters=grad_matters, settings=settings
         )
         self._signature = None if forward is None else _plain_signature(forward)
         self._named = self._name_arguments(args, kwargs, form)
@@ -81,7 +83,10 @@ class Pattern:
 
     @classmethod
     def by_names(
-        cls, forward: Callable[..., Any], asked: Mapping[int, Mapping[str, Any]] = _NOTHING
+        cls,
+        forward: Callable[..., Any],
+        asked: Mapping[int, Mapping[str, Any]] = _NOTHING,
+        settings: Collection[str] = (),
     ) -> "Pattern | None":
         """What a call of `forward` must look like where there is no example.
 
@@ -95,7 +100,8 @@ class Pattern:
         required = [p for p in parameters if p.default is p.empty]
         if any(p.kind not in positional for p in required):
             return None
-        return cls(tuple(Anything() for _ in required), {}, forward=forward, asked=asked)
+        given = tuple(Anything() for _ in required)
+        return cls(given, {}, forward=forward, asked=asked, settings=settings)
 
     def _name_arguments(
         self, args: Args, kwargs: Kwargs, form: Callable[[Any], Form]
@@ -130,6 +136,11 @@ class Pattern:
     def has_aliases(self) -> bool:
         """Whether the graph holds only for calls that pass some memory twice."""
         return any(pair != (index, index) for index, pair in enumerate(self._aliases or ()))
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """The settings of torch that are part of the pattern."""
+        return frozenset(name for name, _ in self._ambient.settings)
 
     @property
     def reads_grad_mode(self) -> bool:

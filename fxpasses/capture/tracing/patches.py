@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
+from fxpasses.capture.result.ambient import SETTINGS
 from fxpasses.capture.tracing.internals import frame, wrapped_functions
 from fxpasses.capture.tracing.proxies import VALUE_TYPES, Shape, Value, find_value
 from fxpasses.capture.tracing.questions import (
@@ -75,6 +76,7 @@ class Host(Protocol):
     evaluating: int
     reads_grad_mode: bool
     reads_device: bool
+    settings: set[str]
 
     def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
     def ask(self, value: Value, question: str) -> Any: ...
@@ -260,6 +262,8 @@ class Replacements:
         yield torch, "is_grad_enabled", self._grad_mode(torch.is_grad_enabled)
         asks = self._inference_mode(torch.is_inference_mode_enabled)
         yield torch, "is_inference_mode_enabled", asks
+        for name in SETTINGS:
+            yield torch, name, self._setting(name, getattr(torch, name))
         for name, function in vars(math).items():
             if callable(function) and not name.startswith("_"):
                 yield math, name, self._leaf(function)
@@ -328,6 +332,17 @@ class Replacements:
             return function()
 
         return _named(is_inference_mode_enabled, function)
+
+    def _setting(self, name: str, function: Callable[[], Any]) -> Callable[[], Any]:
+        host, is_tracing = self._host, self._is_tracing
+
+        def setting() -> Any:
+            asking = frame(1).f_globals.get("__name__", "")
+            if is_tracing() and not asking.startswith(_STATE_READERS):
+                host.settings.add(name)
+            return function()
+
+        return _named(setting, function)
 
     def _autograd(self) -> None:
         host, is_tracing = self._host, self._is_tracing

@@ -81,6 +81,7 @@ class Recorder:
         self.uses_guards = self.has_example and request.sizes == "guards"
         self.guards = 0
         self.reads_grad_mode = self.reads_device = False
+        self.settings: set[str] = set()
         self.asking = Asking(self)
         self.refusals: list[Refusal] = []
         self.notes: dict[str, None] = {}

@@ -146,6 +146,10 @@ class Trace:
     changing: frozenset[str]
     notes: tuple[str, ...] = ()
     reads_device: bool = True
+    settings: frozenset[str] = frozenset()
+    """What of torch's settings the model has asked for."""
+    effect: str = ""
+    """What a second run of the same call would repeat, as far as the example has shown."""
     writes_given: bool = False
     asked: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
     outside: Sequence[Tensor] = ()

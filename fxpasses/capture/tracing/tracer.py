@@ -189,6 +189,8 @@ class _Run:
             changing=frozenset(tracer.changing),
             notes=tuple(tracer.notes),
             reads_device=tracer.reads_device,
+            settings=frozenset(tracer.settings),
+            effect=tracer.memory.effect,
             writes_given=tracer.memory.writes_given,
             asked=tracer.asking.answers(reads_device=tracer.reads_device),
             outside=tracer.memory.written_outside(),
