@@ -5,7 +5,8 @@ guards of its own out of the same functions, so the old ones are called by other
 the trace lasts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, Final
 
 from torch import nn
@@ -19,44 +20,17 @@ from fxpasses.capture.result.module import CapturedModule, entry_of, generate_co
 from fxpasses.ops import raising
 
 
-@raising
-def guard(value: Any, expected: Any) -> None:
-    guards.guard(value, expected)
+def _stand_in(check: guards.Check) -> guards.Check:
+    @raising
+    @wraps(check)
+    def stand_in(value: Any, expected: Any) -> None:
+        check(value, expected)
+
+    stand_in.__module__ = __name__
+    return stand_in
 
 
-@raising
-def check_assert(condition: Any, message: Any) -> None:
-    guards.check_assert(condition, message)
-
-
-@raising
-def check_len(values: Any, expected: Any) -> None:
-    guards.check_len(values, expected)
-
-
-@raising
-def check_unpack(values: Any, expected: Any) -> None:
-    guards.check_unpack(values, expected)
-
-
-@raising
-def check_structure(value: Any, expected: Any) -> None:
-    guards.check_structure(value, expected)
-
-
-@raising
-def require_structure(value: Any, expected: Any) -> None:
-    guards.require_structure(value, expected)
-
-
-_STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
-    guards.guard: guard,
-    guards.check_assert: check_assert,
-    guards.check_len: check_len,
-    guards.check_unpack: check_unpack,
-    guards.check_structure: check_structure,
-    guards.require_structure: require_structure,
-}
+_STAND_INS: Final = {check: _stand_in(check) for check in guards.CHECKS}
 _GUARDS: Final = {stand_in: original for original, stand_in in _STAND_INS.items()}
 
 STAND_INS: Final = tuple(_GUARDS)
@@ -75,7 +49,7 @@ def show_guards(graph: Graph) -> None:
     _exchange(graph, _GUARDS)
 
 
-def _exchange(graph: Graph, by: dict[Callable[..., Any], Callable[..., Any]]) -> bool:
+def _exchange(graph: Graph, by: Mapping[Callable[..., Any], Callable[..., Any]]) -> bool:
     found = False
     for node in graph.nodes:
         if node.op == "call_function" and node.target in by:

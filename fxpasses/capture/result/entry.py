@@ -19,12 +19,12 @@ from fxpasses.capture.result.forms import (
     is_starred,
     proxies_in,
 )
-from fxpasses.capture.result.guards import AssertionMiss, GuardMiss
+from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.result.steps import count_steps
 from fxpasses.capture.twins.graphs import is_picklable
 from fxpasses.core import Watch
-from fxpasses.errors import GuardError, ModeError, ResultError, StaleWeightsError
+from fxpasses.errors import FxPassesError, GuardError, ModeError, ResultError, StaleWeightsError
 
 if TYPE_CHECKING:
     from fxpasses.capture.twins.twin import Twin
@@ -80,6 +80,8 @@ class Entry:
         """Since the values of watched tensors were looked at: it may write them unseen."""
         self.guard_weights = True
         self.pickles_fallback = False
+        self.run_again_after: tuple[type[Exception], ...] = ()
+        """What a graph may raise, so that another run of the call repeats nothing."""
         self.reads_device = True
         self.dtypes: tuple[torch.dtype, ...] | None = None
         """Of the weights as they were captured, where they have been converted since."""
@@ -124,10 +126,17 @@ class Entry:
             graph_args, graph_kwargs = args, kwargs
         try:
             output = graph(*graph_args, **self._safe(graph_kwargs))
-        except AssertionMiss as miss:
-            reason = str(miss)
         except GuardMiss as miss:
             reason = f"a size: {miss}"
+        except FxPassesError:
+            raise
+        except self.run_again_after as error:
+            # The model's own code raises in its own words, or knows what to do about it.
+            is_assertion = isinstance(error, AssertionError)
+            if self.fallback is None and not is_assertion:
+                raise
+            reason = f"the graph raises {type(error).__name__}"
+            reason = f"an assertion of the model fails: {error}" if is_assertion else reason
         else:
             self.calls.graph += 1
             return output
@@ -153,8 +162,10 @@ class Entry:
 
     def _run_compiled(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
         """As `run`, in what a compiler can trace: nothing is counted, no memory is compared."""
-        pattern = self.pattern
-        fits = pattern is not None and self._mode_fits() and pattern.resembles(args, kwargs)
+        pattern, mode_fits = self.pattern, self._mode_fits()
+        if not mode_fits:
+            self._check_other_mode()
+        fits = pattern is not None and mode_fits and pattern.resembles(args, kwargs)
         if self.fallback is not None and (not fits or self.dtypes is not None):
             return own_forward(self.fallback)(*args, **kwargs)
         return graph(*args, **self._safe(kwargs))
@@ -203,14 +214,22 @@ class Entry:
                     "or set guard_weights=False on the result to go on with the old values"
                 )
 
-    def _other_mode(self, args: Args, kwargs: dict[str, Any]) -> Any:
-        captured = "training" if self.flags and self.flags[0][1] else "evaluation"
+    def _captured_mode(self) -> str:
+        return "training" if self.flags and self.flags[0][1] else "evaluation"
+
+    def _check_other_mode(self) -> None:
+        """Raise `ModeError` where passes worked for the captured mode alone."""
         if self.mode_reasons:
+            captured = self._captured_mode()
             raise ModeError(
                 f"optimized for {captured} mode, because {'; '.join(self.mode_reasons)}; "
                 f"run the passes with training={captured != 'training'} for the other mode"
             )
-        return self._miss(f"not in {captured} mode, which the graph was captured in", args, kwargs)
+
+    def _other_mode(self, args: Args, kwargs: dict[str, Any]) -> Any:
+        self._check_other_mode()
+        reason = f"not in {self._captured_mode()} mode, which the graph was captured in"
+        return self._miss(reason, args, kwargs)
 
     def _miss(self, reason: str, args: Args, kwargs: dict[str, Any]) -> Any:
         if self.fallback is None:

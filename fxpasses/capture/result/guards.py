@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sized
-from typing import Any
+from functools import wraps
+from typing import Any, Final, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.fx import Proxy
 
@@ -16,53 +16,47 @@ class GuardMiss(Exception):  # noqa: N818 - a signal to the caller's fallback, n
     """A call differs from the example where the graph depends on it: run the module's own code."""
 
 
-def _traced(check: Callable[..., Any], value: Proxy, expected: object) -> None:
-    """In a graph that torch.fx traces, a check stays a check."""
-    value.tracer.create_proxy("call_function", check, (value, expected), {})
+Check: TypeAlias = Callable[[Any, Any], None]
 
 
-@raising
+def _stays(check: Check) -> Check:
+    """A check that only raises, and that stays a node where `torch.fx` traces its graph."""
+
+    @raising
+    @wraps(check)
+    def checked(value: Any, expected: Any) -> None:
+        if isinstance(value, Proxy):
+            value.tracer.create_proxy("call_function", checked, (value, expected), {})
+        else:
+            check(value, expected)
+
+    return checked
+
+
+def _misses(value: Any, expected: object) -> Any:
+    """Whether a value is another. Compilers have symbols for decisions, and tell their truth."""
+    if isinstance(expected, bool):
+        return not value if expected else value
+    return value != expected
+
+
+@_stays
 def guard(value: object, expected: object) -> None:
     """Raise `GuardMiss` unless `value`, computed from sizes, is what the capture saw."""
-    if isinstance(value, Proxy):
-        _traced(guard, value, expected)
-        return
-    if value != expected:
+    if _misses(value, expected):
         raise GuardMiss(f"{value} where the capture saw {expected}")
 
 
-class AssertionMiss(GuardMiss, AssertionError):  # noqa: N818 - as its base
-    """An assertion of the model fails: its own code says so in its own words."""
-
-
-@raising
-def check_assert(condition: object, message: object) -> None:
-    """As `torch._assert` where nothing has been changed yet, so that the own code can run."""
-    if isinstance(condition, Proxy):
-        _traced(check_assert, condition, message)
-        return
-    if torch.compiler.is_compiling():
-        torch._assert(condition, message)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  what compilers know
-    elif not condition:
-        raise AssertionMiss(f"an assertion of the model fails: {message}")
-
-
-@raising
+@_stays
 def check_len(values: Sized, expected: int) -> None:
     """Raise `GuardMiss` unless there are as many values as the capture saw."""
-    if isinstance(values, Proxy):
-        _traced(check_len, values, expected)
-        return
     if len(values) != expected:
         raise GuardMiss(f"{len(values)} values where the capture saw {expected}")
 
 
-@raising
+@_stays
 def check_unpack(values: Sized, expected: int) -> None:
     """Raise what `a, b = values` raises unless there are `expected` values."""
-    if isinstance(values, Proxy):
-        _traced(check_unpack, values, expected)
-        return
     found = len(values)
     if found < expected:
         raise ValueError(f"not enough values to unpack (expected {expected}, got {found})")
@@ -89,23 +83,17 @@ def structure_of(value: Any) -> Any:
     return (kind,)
 
 
-@raising
+@_stays
 def check_structure(value: Any, expected: Any) -> None:
     """Raise `GuardMiss` unless a module returned the structure that the capture saw."""
-    if isinstance(value, Proxy):
-        _traced(check_structure, value, expected)
-        return
     found = structure_of(value)
     if found != expected:
         raise GuardMiss(f"a result {found} where the capture saw {expected}")
 
 
-@raising
+@_stays
 def require_structure(value: Any, expected: Any) -> None:
     """As `check_structure`, behind an effect: the call cannot be taken back, so it is an error."""
-    if isinstance(value, Proxy):
-        _traced(require_structure, value, expected)
-        return
     found = structure_of(value)
     if found != expected:
         raise GuardError(
@@ -113,3 +101,6 @@ def require_structure(value: Any, expected: Any) -> None:
             "cannot run again because it has changed something already: capture with an example "
             "that takes this path"
         )
+
+
+CHECKS: Final = (guard, check_len, check_unpack, check_structure, require_structure)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fxpasses.capture.result.calls import IN_PLACE
-from fxpasses.capture.result.guards import check_assert
 from fxpasses.capture.tracing.internals import ScriptMethod
 from fxpasses.capture.tracing.proxies import Made, Shape, Size, Value, find_value
 from fxpasses.capture.tracing.request import OpaqueKind
@@ -88,8 +87,7 @@ _OF_A_VALUE: Final = re.compile(r"\{[\w.]+\}")  # as the text of a traced value
 def _assert(host: "Recorder", function: Any, condition: Any, message: Any) -> Any:
     """An assertion on a traced value. Its text shall not tell of nodes."""
     text = _OF_A_VALUE.sub("...", message) if isinstance(message, str) else message
-    check = function if host.memory.effect else check_assert
-    return host.record("call_function", check, (condition, text), {})
+    return host.record("call_function", function, (condition, text), {})
 
 
 def _method(
