@@ -90,6 +90,31 @@ def test_a_pass_that_freezes_weights_is_blamed(freezing: Any, verify: Any) -> No
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+class DropsIdle(GraphPass):
+    """Make no result that can be trained, by a rewrite that is right."""
+
+    name = "drops_idle"
+    numerics = Numerics.EXACT
+
+    def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
+        for node in module.graph.find_nodes(op="call_function", target=torch.relu):
+            inner = node.args[0]
+            if inner.target is torch.relu:
+                yield Step(node, "relu twice", lambda e, n=node, i=inner: e.replace(n, i))
+
+
+class TwoRelus(ConvNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.relu(super().forward(x)))
+
+
+@pytest.mark.parametrize("passes", [["dce", freezes_all, DropsIdle()], [DropsIdle(), freezes_all]])
+def test_no_other_pass_excuses_the_one_that_freezes(passes: list[Any]) -> None:
+    with pytest.raises(VerificationError) as caught:
+        fxpasses.run(TwoRelus(), passes, (IMAGE,))
+    assert {blame.pass_name for blame in caught.value.blame} == {"freezes_all"}
+
+
 def test_a_pass_that_freezes_weights_is_left_out_on_request() -> None:
     result = fxpasses.run(
         ConvNet(), ["fuse_conv_bn", freezes_all, "dce"], (IMAGE,), on_failure="skip"

@@ -3,11 +3,12 @@
 A pass that freezes weights leaves every value as it was, so this is asked apart.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
+from torch.fx import Node
 
-from fxpasses.core import Program, attribute
+from fxpasses.core import ORIGIN, Program, attribute
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import Probe
 from fxpasses.verify.runs import Run, named_tensors
@@ -24,15 +25,17 @@ def check_needs(
 ) -> None:
     """Compare what needs a gradient in original and result, in that order.
 
-    A pass that declares that its result cannot be trained may change it: that is noted.
+    A pass that declares that its result cannot be trained may change it, by what it makes itself:
+    that is noted. It excuses no other.
     """
     changed = [one for one in passes if one.record.status == "changed"]
-    message = _outputs_differ(*runs) or _weights_frozen(*programs)
     declared = [one.record.name for one in changed if not one.trains]
-    if changed and message and declared:
+    message = _outputs_differ(*runs) or _weights_frozen(*programs)
+    by_others = _weights_frozen(*programs, but_by=declared)
+    if message and declared and not by_others:
         findings.note(f"{message}; {', '.join(declared)} makes no result that can be trained")
     elif changed:
-        findings.add("gradient", probe.name, where="what needs one", message=message)
+        findings.add("gradient", probe.name, where="what needs one", message=by_others or message)
 
 
 def _outputs_differ(original: Run, result: Run) -> str:
@@ -46,19 +49,24 @@ def _outputs_differ(original: Run, result: Run) -> str:
     return ""
 
 
-def _weights_frozen(original: Program, optimised: Program) -> str:
+def _weights_frozen(original: Program, optimised: Program, but_by: Collection[str] = ()) -> str:
     """Weights that need a gradient are read no longer, but new ones that need none are.
 
-    Folded tensors are known by what they are made of, and are no such exchange.
+    Folded tensors are known by what they are made of, and are no such exchange. Nodes that the
+    passes `but_by` have made may read what they like.
     """
     known = named_tensors(original)
     own = {id(tensor) for tensor in known.values()}
-    reads = {id(tensor): tensor for tensor in _read_by(optimised)}
-    frozen = [t for key, t in reads.items() if key not in own and _is_frozen(t, optimised)]
+    reads = list(_read_by(optimised))
+    frozen = [
+        tensor
+        for node, tensor in reads
+        if id(tensor) not in own and _is_frozen(tensor, optimised) and _maker(node) not in but_by
+    ]
     if not frozen:
         return ""
-    kept = {id(root) for tensor in reads.values() for root in optimised.folds.roots(tensor)}
-    read = {id(tensor) for tensor in _read_by(original)}
+    kept = {id(root) for _, tensor in reads for root in optimised.folds.roots(tensor)}
+    read = {id(tensor) for _, tensor in _read_by(original)}
     lost = [n for n, t in known.items() if t.requires_grad and id(t) in read - kept]
     if not lost:
         return ""
@@ -73,7 +81,12 @@ def _is_frozen(tensor: Tensor, program: Program) -> bool:
     return is_float and not tensor.requires_grad and program.folds.find(tensor) is None
 
 
-def _read_by(program: Program) -> Iterator[Tensor]:
+def _maker(node: Node) -> str | None:
+    """The pass that made a node; None for those of the capture."""
+    return next(iter(node.meta.get(ORIGIN, ())), None)
+
+
+def _read_by(program: Program) -> Iterator[tuple[Node, Tensor]]:
     """What the graphs of a program read, or give to the modules that they call."""
     for _, graph_module in program:
         for node in graph_module.graph.nodes:
@@ -81,6 +94,6 @@ def _read_by(program: Program) -> Iterator[Tensor]:
                 continue
             value = attribute(graph_module, str(node.target))
             if isinstance(value, Tensor):
-                yield value
+                yield node, value
             elif isinstance(value, nn.Module):
-                yield from tensors_below([value]).values()
+                yield from ((node, tensor) for tensor in tensors_below([value]).values())
