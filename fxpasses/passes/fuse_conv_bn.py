@@ -32,6 +32,10 @@ from fxpasses.views import (
     reads_only_metadata,
 )
 
+MOST_DEVIATIONS = 4
+"""The mean that a norm in front may take away, over its channels. Results in half precision were
+seen to be off by eight times what the original's are from 6 on, those in float32 from 8 on."""
+
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
 
@@ -184,6 +188,19 @@ def scale_is_finite(site: Site, _: Facts) -> str | None:
     return "the norm divides by zero" if bool(infinite) else None
 
 
+def little_cancels(site: Site, _: Facts) -> str | None:
+    """Folded, the layer adds up what a norm in front of it would have taken away before."""
+    if not site.norm_is_first:
+        return None
+    values = site.wide
+    kept = values.get("gamma", torch.ones_like(values["mean"]))
+    taken = kept * values["mean"] * torch.rsqrt(values["var"] + site.norm.eps)
+    deviations = float(torch.linalg.vector_norm(taken) / torch.linalg.vector_norm(kept))
+    if not deviations > MOST_DEVIATIONS:
+        return None
+    return f"the norm takes away a mean of {deviations:.1f} standard deviations"
+
+
 def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
     """Scaled weights leave the range of float16 soon."""
     dtype = site.known["weight"].dtype
@@ -232,6 +249,7 @@ class FuseConvBn(Rewrite[Site]):
         nothing_writes_between,
         padding_is_not_shifted,
         scale_is_finite,
+        little_cancels,
         weights_fit_their_dtype,
     )
     worthwhile_if = (nothing_else_reads_between,)

@@ -699,6 +699,15 @@ class Case:
 
 FROZEN_WIDE = InARow(nn.Conv2d(4, 4, 3).bfloat16(), drawn(FrozenBatchNorm2d(4)))
 
+
+def _far_from_its_mean(deviations: float) -> nn.Module:
+    """A norm in front of a convolution that takes away a mean of so many standard deviations."""
+    norm = drawn(nn.BatchNorm2d(4))
+    norm.running_var.fill_(1)
+    norm.running_mean.fill_(deviations)
+    return InARow(norm, nn.Conv2d(4, 4, 3))
+
+
 REFUSED: dict[Condition[Site], Case] = {
     subject.norm_uses_running_statistics: Case(ConvNorm().train()),
     subject.parameters_are_constant: Case(WeightComputedAtRunTime()),
@@ -714,6 +723,7 @@ REFUSED: dict[Condition[Site], Case] = {
         InARow(drawn(nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3, padding=1))
     ),
     subject.scale_is_finite: Case(_dividing_by_zero()),
+    subject.little_cancels: Case(_far_from_its_mean(1e5), IMAGE + 1e5),
     subject.weights_fit_their_dtype: Case(_out_of_range(3e4, 8), IMAGE.half() * 1e-3),
     subject.nothing_else_reads_between: Case(ConvReadTwice()),
 }
@@ -789,6 +799,16 @@ def test_each_legality_condition_is_needed(condition: Condition[Site]) -> None:
 def test_without_the_other_conditions_it_is_still_right(condition: Condition[Site]) -> None:
     case = REFUSED[condition]
     assert not goes_wrong(unchecked(FuseConvBn), traced(case.model, case.example), case.example)
+
+
+@pytest.mark.parametrize(("deviations", "folds"), [(0.0, True), (3.0, True), (5.0, False)])
+def test_a_mean_of_few_standard_deviations_is_folded(deviations: float, folds: bool) -> None:
+    module = traced(_far_from_its_mean(deviations), IMAGE + deviations)
+
+    result = apply(FuseConvBn(), module)
+
+    assert result.modified is folds
+    assert reasons(result) == ([] if folds else ["little_cancels"])
 
 
 def test_an_unknown_rank_is_refused_where_it_matters() -> None:
