@@ -5,6 +5,7 @@ scales start at zero. `randomised` redraws what would hide something and measure
 of the norms, so that a wrong rewrite anywhere moves the output.
 """
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -68,6 +69,19 @@ def _calibrate(model: nn.Module, calibration: tuple[object, ...], draw: torch.Ge
             spread = norm.running_var.sqrt()
             norm.running_mean += 0.1 * spread * torch.randn(spread.shape, generator=draw)
             norm.running_var *= 0.8 + 0.4 * torch.rand(spread.shape, generator=draw)
+
+
+def calibrated(model: nn.Module, *calibration: object, seed: int = SEED) -> nn.Module:
+    """Running statistics measured on a copy: `model` itself, which is returned, is not run."""
+    draw = torch.Generator().manual_seed(seed)
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if norms and calibration:
+        run = copy.deepcopy(model)
+        _calibrate(run, calibration, draw)
+        measured = [module for module in run.modules() if isinstance(module, _BatchNorm)]
+        for norm, source in zip(norms, measured, strict=True):
+            norm.load_state_dict(source.state_dict())
+    return model
 
 
 def images(batch: int, size: int, seed: int = SEED) -> Tensor:
