@@ -15,6 +15,8 @@ class OpaqueRecord:
     kind: str
     reason: str
     source: str | None
+    remedy: str = ""
+    """What whoever owns the model can do about it."""
 
 
 @dataclass(slots=True)
@@ -62,6 +64,8 @@ class RefusalRecord:
     reason: str
     legal: bool
     source: str | None
+    remedy: str = ""
+    """What whoever owns the model can do about it; empty where the pass names nothing."""
 
 
 @dataclass(slots=True)

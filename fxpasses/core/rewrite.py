@@ -59,11 +59,16 @@ class Refusal:
     """`file:line` of the model's code."""
     path: str = ""
     """The module whose graph the node is in; "" is the whole model."""
+    remedy: str = ""
+    """What whoever owns the model can do about it: a clause in the imperative, or nothing."""
 
     @classmethod
-    def at(cls, node: Node, condition: str, reason: str, *, legal: bool = False) -> "Refusal":
+    def at(
+        cls, node: Node, condition: str, reason: str, *, legal: bool = False, remedy: str = ""
+    ) -> "Refusal":
         source = source_of(node)
-        return cls(node.name, condition, reason, legal, None if source is None else str(source))
+        where = None if source is None else str(source)
+        return cls(node.name, condition, reason, legal, where, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class GraphPass(ABC):
     """Whether its result may be trained: gradients of what it keeps are equal."""
     runs_after: ClassVar[tuple[str, ...]] = ()
     """Passes that, where they are in the pipeline too, must come earlier."""
+    remedies: ClassVar[Mapping[Condition[Any], str]] = {}
+    """What to do where a condition does not hold: `call model.eval() first`. Reports show it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -161,7 +168,9 @@ class Rewrite(GraphPass, Generic[SiteT]):
         for legal, conditions in ((False, self.legal_if), (True, self.worthwhile_if)):
             for condition in conditions:
                 if reason := condition(site, facts):
-                    return Refusal.at(node, condition.__name__, reason, legal=legal)
+                    remedy = self.remedies.get(condition, "")
+                    name = condition.__name__
+                    return Refusal.at(node, name, reason, legal=legal, remedy=remedy)
         return None
 
 

@@ -33,6 +33,7 @@ def refusal_records(refusals: Iterable[Refusal]) -> list[RefusalRecord]:
             reason=refusal.reason,
             legal=refusal.legal,
             source=refusal.source,
+            remedy=refusal.remedy,
         )
         for refusal in refusals
     ]

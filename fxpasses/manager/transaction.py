@@ -158,7 +158,8 @@ def is_ours(graph_pass: GraphPass | ForeignPass) -> bool:
 
 def _refused_in_training(graph_pass: GraphPass) -> Refusal:
     reason = f"the result is to be trained, and what {graph_pass.name} makes cannot be"
-    return Refusal("", "result_is_not_trained", reason)
+    remedy = "call model.eval() first, or pass training=False, if the result is not to be trained"
+    return Refusal("", "result_is_not_trained", reason, remedy=remedy)
 
 
 def run_foreign(foreign: ForeignPass, program: Program, settings: Settings) -> bool:

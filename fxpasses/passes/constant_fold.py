@@ -6,7 +6,7 @@ Floats are computed in float64 and rounded once, so outputs move by rounding onl
 what is only moved about come out exactly as before.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -32,6 +32,9 @@ from fxpasses.ops import Op, op_of
 GROWTH: Final = "constant_fold_growth"
 """In the metadata of a folded constant: the bytes that it added to the model."""
 
+_NOT_FOR_TRAINING: Final = (
+    "call model.eval() first, or pass training=False, if the result is not to be trained"
+)
 _UNDEFINED: Final = frozenset({Op.EMPTY, Op.EMPTY_LIKE, Op.NEW_EMPTY})
 
 
@@ -120,6 +123,19 @@ class ConstantFold(GraphPass):
         nothing_is_rounded_on_purpose,
         value_does_not_hang_on_rounding,
     )
+    remedies: ClassVar[Mapping[Condition[Any], str]] = {
+        calls_are_all_alike: "nothing: it has to run in every call; what it draws or writes "
+        "could be made once, in __init__",
+        sources_are_never_written: "write to a tensor of its own instead of to one it is made of",
+        no_source_is_trained: _NOT_FOR_TRAINING,
+        result_is_never_written: "write to a copy: replace the in-place call by the plain one",
+        result_stays_inside: "nothing: whoever gets the result may write it; or return a clone",
+        shape_is_known_ahead: "give it a size that does not hang on data",
+        result_follows_the_model: "name no dtype and no device where it is made: use "
+        "torch.zeros_like(weight) and the like, or a buffer",
+        nothing_is_rounded_on_purpose: "compute it in one dtype, or once, as a buffer",
+        value_does_not_hang_on_rounding: "compute it once, in __init__, and keep it as a buffer",
+    }
 
     largest_bytes: int = 1 << 20
     """By how much all folded constants of one graph may make the model grow, in bytes.
@@ -177,13 +193,18 @@ class _Search:
         """Whether one of these conditions does not hold; the first of them is noted."""
         for condition in conditions:
             if reason := condition(site, self._facts):
-                self.refusals[site.node] = Refusal.at(site.node, condition.__name__, reason)
+                remedy = ConstantFold.remedies.get(condition, "")
+                refusal = Refusal.at(site.node, condition.__name__, reason, remedy=remedy)
+                self.refusals[site.node] = refusal
                 return True
         return False
 
     def _leave(self, site: ConstantValue, reason: str) -> None:
         self._judged[site.node] = None
-        self.refusals[site.node] = Refusal.at(site.node, "model_stays_small", reason, legal=True)
+        remedy = "raise largest_bytes, if the model may grow by that much"
+        self.refusals[site.node] = Refusal.at(
+            site.node, "model_stays_small", reason, legal=True, remedy=remedy
+        )
 
     def _frontier(self, room: int) -> tuple[list[ConstantValue], set[Node]]:
         """The sites in order, and every node whose value is needed once they are folded."""

@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from fxpasses.analysis.constants import is_ordinary
-from fxpasses.core import Editor, Facts, Fold, Numerics, Rewrite, widened
+from fxpasses.core import Condition, Editor, Facts, Fold, Numerics, Rewrite, widened
 from fxpasses.views import (
     BatchNorm,
     Conv,
@@ -253,6 +253,29 @@ class FuseConvBn(Rewrite[Site]):
         weights_fit_their_dtype,
     )
     worthwhile_if = (nothing_else_reads_between,)
+    remedies: ClassVar[Mapping[Condition[Any], str]] = {
+        norm_uses_running_statistics: "call model.eval() first; norms without running statistics "
+        "(track_running_stats=False) cannot be folded",
+        parameters_are_constant: "keep weights and statistics as parameters and buffers, not as "
+        "values computed in forward",
+        parameters_are_plain_tensors: "make plain float tensors of them: dequantise, densify, or "
+        "take off the tensor subclass",
+        nothing_writes_the_parameters: "do not write weights or statistics in forward",
+        no_parameter_is_trained: "call model.eval() first, or pass training=False, if the result "
+        "is not to be trained",
+        norm_works_on_the_channels: "pass example_inputs, so that the rank is known; a norm over "
+        "another axis cannot be folded",
+        result_keeps_its_dtype: "keep layer and norm in one dtype, or pass example_inputs so that "
+        "the dtypes are known",
+        nothing_writes_between: "take the in-place call between the layer and the norm away",
+        padding_is_not_shifted: "nothing: the padding is not what the norm would make of it; a "
+        "norm behind the layer could be folded",
+        scale_is_finite: "look at the norm: its running variance and eps are 0 in a channel",
+        weights_fit_their_dtype: "run the passes in float32 and convert the result, or use "
+        "bfloat16",
+        nothing_else_reads_between: "nothing: others need the value; let them read the norm's "
+        "output, where that is meant",
+    }
 
     def match(self, node: Node, facts: Facts) -> Site | None:  # noqa: ARG002  the pattern alone
         norm = BatchNorm.at(node)

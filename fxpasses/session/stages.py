@@ -57,7 +57,7 @@ class Session:
         self.record = Record(
             model=type(request.model).__name__,
             pipeline=request.registry.to_text(pipeline),
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             training=request.settings.training,
         )
 
@@ -195,7 +195,9 @@ def _capture_record(captured: Capture, how: str) -> CaptureRecord:
         example=how,
         graphs={path: len(one.graph.nodes) for path, one in captured.program},
         opaque=[
-            OpaqueRecord(leaf.path, leaf.type, str(leaf.kind), leaf.reason, _text(leaf.source))
+            OpaqueRecord(
+                leaf.path, leaf.type, str(leaf.kind), leaf.reason, _text(leaf.source), leaf.remedy
+            )
             for leaf in captured.opaque
         ],
         guards=captured.guards,

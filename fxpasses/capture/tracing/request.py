@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.fx import Graph
@@ -37,6 +37,40 @@ class OpaqueKind(StrEnum):
     ERROR = auto()  # its code raised on traced values
 
 
+REMEDIES: Final[Mapping[OpaqueKind, str]] = MappingProxyType(
+    {
+        OpaqueKind.CONTROL_FLOW: "choose with torch.where, or decide on sizes and settings rather "
+        "than on values; else move the branch out of the module that holds the heavy layers",
+        OpaqueKind.REGION: "put no_grad, autocast and torch's settings around the call of the "
+        "model, not into its forward",
+        OpaqueKind.PYTHON_STATE: "return what forward now writes to attributes, lists or globals, "
+        "or keep it in a buffer",
+        OpaqueKind.READS_CHANGING_STATE: "pass the value on as an argument, or keep it in a "
+        "buffer, rather than in an attribute that changes",
+        OpaqueKind.RANDOM_STATE: "draw by torch's functions, and seed outside of forward",
+        OpaqueKind.CUSTOM_AUTOGRAD: "write the forward in plain torch operations, or make it one "
+        "operator by torch.library.custom_op",
+        OpaqueKind.COMPILED: "give the module as it was before TorchScript or torch.compile",
+        OpaqueKind.HOOKED: "remove the hooks before the run, and register them on the result",
+        OpaqueKind.STATEFUL_ARGUMENT: "pass the tensors that the object holds, in a tuple or a "
+        "dict, rather than the object",
+        OpaqueKind.CHANGES_ARGUMENT: "return a new list or dict rather than change the given one",
+        OpaqueKind.WRITES_PARAMETER: "keep what forward writes in a buffer, not in a parameter",
+        OpaqueKind.UNTRACEABLE_VALUE: "hand on tensors, numbers, and tuples, lists and dicts of "
+        "them; leave NumPy arrays and objects of other classes inside of one module",
+        OpaqueKind.NEW_MODULE: "make modules and parameters in __init__",
+        OpaqueKind.CAUGHT_REFUSAL: "ask for what may fail rather than catch its exception",
+        OpaqueKind.GUARD_AFTER_EFFECT: "decide on sizes at the top of forward, before anything "
+        "is written or drawn at random",
+        OpaqueKind.PARAMETRIZED: "for inference, write the weights out first: "
+        "torch.nn.utils.parametrize.remove_parametrizations",
+        OpaqueKind.ERROR: "look at the error: move the code that needs real values into a module "
+        "of its own, beside the heavy layers",
+    }
+)
+"""What to do about each kind; there is one for every kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """A module that runs its own code.
@@ -49,6 +83,11 @@ class Opaque:
     kind: OpaqueKind
     reason: str
     source: Source | None = None
+
+    @property
+    def remedy(self) -> str:
+        """What whoever owns the model can do about it."""
+        return REMEDIES[self.kind]
 
 
 class Refused(Exception):  # noqa: N818 - not an error: the answer "no"
