@@ -12,27 +12,30 @@ from fxpasses.capture import CapturedModule, calls_of
 from fxpasses.core import Record
 from fxpasses.core.given import flag
 from fxpasses.errors import ResultError
-from fxpasses.page.text import as_text
+from fxpasses.page.contents import page_of
+from fxpasses.page.outline import Page
+from fxpasses.page.shown import Shown
 from fxpasses.registry import Registry
 from fxpasses.session.stages import META
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Shown):
     """What was done, refused, checked and timed. `str()` of it is one screen."""
 
     record: Record
     calls: Mapping[str, Any] | None = None
     """Calls of the result so far: `graph`, `fallback`, and `reasons` of the latter."""
     details: bool = False
-    """Whether `str()` shows everything."""
+    """Whether everything is shown, where a method is not told."""
 
     @property
     def dry_run(self) -> bool:
         return self.record.dry_run
 
-    def __str__(self) -> str:
-        return as_text(self.record, self.calls, details=self.details)
+    def page(self, *, details: bool | None = None) -> Page:
+        shown = self.details if details is None else flag(details, "details")
+        return page_of(self.record, self.calls, details=shown)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `version` tells its form."""
