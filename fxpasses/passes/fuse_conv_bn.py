@@ -271,6 +271,8 @@ class FuseConvBn(Rewrite[Site]):
         padding_is_not_shifted: "nothing: the padding is not what the norm would make of it; a "
         "norm behind the layer could be folded",
         scale_is_finite: "look at the norm: its running variance and eps are 0 in a channel",
+        little_cancels: "centre the values before they reach the norm, or put a norm behind the "
+        "layer",
         weights_fit_their_dtype: "run the passes in float32 and convert the result, or use "
         "bfloat16",
         nothing_else_reads_between: "nothing: others need the value; let them read the norm's "
