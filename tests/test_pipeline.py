@@ -14,7 +14,11 @@ from torch.fx import GraphModule, Node
 from fxpasses.core import Editor, Facts, ForeignPass, Group, Numerics, Rewrite, foreign
 from fxpasses.errors import PipelineError, RegistryError
 from fxpasses.registry import Registry, parse
-from fxpasses.registry.syntax import Entry, Minus, Named, Repeated
+from fxpasses.registry.documents import dump, load
+from fxpasses.registry.syntax import NAME, Entry, Minus, Named, Repeated
+from fxpasses.registry.tree import entries_of
+from fxpasses.registry.values import text_of_options
+from fxpasses.registry.writing import data_of, text_of
 
 # The same examples every time, and however slow the machine is.
 GENERATED = settings(deadline=None, derandomize=True, database=None)
@@ -75,6 +79,7 @@ class Optioned(Base):
     kinds: frozenset[str] = frozenset()
     mapping: Mapping[str, str] = field(default_factory=dict)
     nested: dict[str, list[int]] = field(default_factory=dict)
+    by_number: dict[int, str] = field(default_factory=dict)
     anything: Any = None
     sequence: Sequence[float] = ()
 
@@ -340,6 +345,7 @@ def test_mistakes_are_named_with_the_nearest_match(
         ("kinds=[a,b,a]", frozenset({"a", "b"})),
         ("mapping={relu=silu}", {"relu": "silu"}),
         ("nested={a=[1,2],b=[]}", {"a": [1, 2], "b": []}),
+        ('by_number={"3"=relu}', {3: "relu"}),
         ("anything={a=[1,none]}", {"a": [1, None]}),
         ("sequence=[1,2.5]", (1.0, 2.5)),
     ],
@@ -375,6 +381,7 @@ def test_options_are_of_the_type_of_their_field(
         ("names=a", "where a list is expected"),
         ("mapping=[a]", "where a mapping is expected"),
         ("mapping={a=1}", "where a text is expected"),
+        ("by_number={a=relu}", "where an integer is expected"),
     ],
 )
 def test_a_mistyped_option_says_what_is_expected(
@@ -412,9 +419,11 @@ OPTIONED = st.builds(
     kinds=st.frozensets(TEXTS, max_size=3),
     mapping=st.dictionaries(TEXTS, TEXTS, max_size=3),
     nested=st.dictionaries(TEXTS, st.lists(st.integers(), max_size=2), max_size=2),
+    by_number=st.dictionaries(st.integers(), TEXTS, max_size=2),
     anything=VALUES,
     sequence=st.lists(FLOATS, max_size=3).map(tuple),
 )
+NAMES = st.from_regex(NAME, fullmatch=True)
 PASSES = st.sampled_from([Fuse(), Clean(), TIDY]) | OPTIONED
 GROUPS = st.recursive(
     PASSES,
@@ -436,10 +445,78 @@ def test_a_pipeline_comes_back_from_its_text(group: Group) -> None:
 
 
 @GENERATED
+@given(PIPELINES)
+def test_a_pipeline_comes_back_from_its_list_and_from_its_yaml(group: Group) -> None:
+    registry = made()
+    data = registry.to_list(group)
+    assert registry.resolve(data) == group
+    assert load(registry.to_yaml(group)) == data
+
+
+@GENERATED
+@given(PIPELINES)
+def test_text_list_and_yaml_are_one_tree(group: Group) -> None:
+    registry = made()
+    entries = parse(registry.to_text(group))
+    assert entries_of(registry.to_list(group), "passes") == entries
+    assert entries_of(load(registry.to_yaml(group)), "passes", plain_only=True) == entries
+    assert parse(text_of(entries)) == entries
+
+
+ENTRIES = st.recursive(
+    st.builds(Minus, NAMES)
+    | st.builds(Named, NAMES, st.dictionaries(TEXTS.filter(bool), VALUES, max_size=2)),
+    lambda inner: st.builds(
+        Repeated, st.lists(inner, min_size=1, max_size=3).map(tuple), st.integers(1, 9)
+    ),
+    max_leaves=6,
+)
+
+
+@GENERATED
+@given(st.lists(ENTRIES, max_size=4).map(tuple))
+def test_any_tree_comes_back_from_text_list_and_yaml(entries: tuple[Entry, ...]) -> None:
+    data = data_of(entries)
+    assert parse(text_of(entries)) == entries
+    assert entries_of(data, "passes", plain_only=True) == entries
+    assert entries_of(load(dump(data)), "passes", plain_only=True) == entries
+
+
+@GENERATED
+@given(VALUES)
+def test_a_value_comes_back_from_yaml(value: Any) -> None:
+    assert load(dump(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1.5e3", 1500.0),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+        ("010", 10),
+        ("+3", 3),
+        ("no", "no"),
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2020-01-01", "2020-01-01"),
+        ("1_000", "1_000"),
+        ("True", True),
+        ("~", None),
+        ("", None),
+        ("'1e-5'", "1e-5"),
+    ],
+)
+def test_yaml_takes_for_a_number_what_looks_like_one(text: str, value: object) -> None:
+    found = load(f"key: {text}")["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@GENERATED
 @given(st.dictionaries(TEXTS, VALUES, max_size=4))
 def test_options_come_back_from_their_text(options: dict[str, Any]) -> None:
-    from fxpasses.registry.syntax import text_of_options
-
     (entry,) = parse(f"a{{{text_of_options(options)}}}")
     assert entry == Named("a", options)
 
@@ -462,6 +539,24 @@ def test_no_near_miss_makes_the_reader_fail_in_another_way(text: str) -> None:
         parse(text)
     except PipelineError:
         return
+
+
+def test_groups_of_nothing_are_not_written(registry: Registry) -> None:
+    group = Group((Fuse(), Group((Group(()),), 3)))
+    assert registry.to_text(group) == "fuse"
+    assert registry.to_list(group) == ["fuse"]
+
+
+def test_options_whose_types_are_not_there_are_an_error_that_says_so(registry: Registry) -> None:
+    class Untyped(Base):
+        """Has an option of a type that only a type checker knows."""
+
+        name = "untyped"
+        amount: "Nowhere" = 1  # noqa: F821
+
+    registry.register(Untyped)
+    with pytest.raises(PipelineError, match="options of untyped cannot be read, name 'Nowhere'"):
+        registry.resolve("untyped")
 
 
 def test_only_options_off_their_defaults_are_written(registry: Registry) -> None:

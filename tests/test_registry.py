@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,26 @@ def test_a_child_cannot_take_a_name_of_its_parent() -> None:
         parent.child().register(a_pass("shared"))
 
 
+def test_what_a_parent_takes_later_clashes_when_it_is_asked_for() -> None:
+    parent = Registry()
+    child = parent.child()
+    own = child.register(a_pass("mine"))
+    inherited = parent.register(a_pass("mine"))
+    with pytest.raises(
+        RegistryError, match=f"{own.__qualname__} and by .*{inherited.__qualname__}"
+    ):
+        child.get("mine")
+    assert parent.get("mine") is inherited
+
+
+def test_a_pass_that_is_known_already_may_be_registered_again() -> None:
+    parent = Registry()
+    kind = parent.register(a_pass("shared"))
+    child = parent.child()
+    assert child.register(kind) is kind
+    assert child.names() == ["shared"]
+
+
 def test_effects_of_a_child_add_to_its_parents() -> None:
     parent = Registry()
     parent.declare("lib::a", "pure")
@@ -129,7 +151,7 @@ def test_effects_of_a_child_add_to_its_parents() -> None:
     child.declare("lib::a", "pure")
     assert child.effects == {"lib::a": "pure", "lib::b": ("out",)}
     assert parent.effects == {"lib::a": "pure"}
-    with pytest.raises(RegistryError, match="lib::a is random, but it is pure already"):
+    with pytest.raises(RegistryError, match="that lib::a is random, a declaration that it is pure"):
         child.declare("lib::a", "random")
 
 
@@ -198,7 +220,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             "could not determine a constructor",
         ),
         ("version: [1", "while parsing a flow sequence"),
-        ("version: 1\npasses: {a: 'x:C'}\npipelines: {a: [a]}", "a is claimed by .* and by"),
+        ("version: " + "[" * 3000, "nested too deep"),
+        ("version: !!int one", "invalid literal for int"),
+        ("version: !!timestamp 2020", "could not determine a constructor"),
+        (
+            "version: 1\npasses: {a: 'x:C'}\npipelines: {a: [a]}",
+            "a is claimed by a pass and by a pipeline",
+        ),
     ],
 )
 def test_what_is_not_understood_is_an_error_with_file_and_place(
@@ -247,12 +275,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "    def match(self, node, facts): return None\n"
         "    def rewrite(self, site, edit): pass\n"
         "    class Inner: pass\n"
+        "class Nameless(Good):\n"
+        "    name = None\n"
+        "class Undeclared(Rewrite):\n"
+        "    def match(self, node, facts): return None\n"
+        "    def rewrite(self, site, edit): pass\n"
+        "class Half(Rewrite):\n"
+        "    name = 'wanted'\n"
+        "    numerics = Numerics.EXACT\n"
+        "    def match(self, node, facts): return None\n"
         "def function(module): pass\n"
         "made = foreign(function, name='made')\n"
         "number = 3\n",
         "passes.py",
     )
     file(tmp_path / "outside_passes", "raise ValueError('at import')\n", "broken.py")
+    file(tmp_path / "outside_passes", "raise SystemExit(3)\n", "leaving.py")
     file(tmp_path / "outside_passes" / "nested", "", "__init__.py")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path / "outside_passes"
@@ -290,7 +328,11 @@ def test_functions_and_foreign_passes_are_imported_too(package: Path) -> None:
     [
         ("outside_passes.broken:Good", "cannot be imported: ValueError: at import"),
         ("outside_passes.nowhere:Good", "cannot be imported: ModuleNotFoundError"),
-        ("outside_passes.passes:Nothing", "None at .* which is no pass"),
+        ("outside_passes.leaving:Good", "cannot be imported: SystemExit: 3"),
+        ("outside_passes.passes:Nothing", "is not there: outside_passes.passes has no Nothing"),
+        ("outside_passes.passes:Undeclared", "does not declare its name and numerics"),
+        ("outside_passes.passes:Nameless", "calls itself None"),
+        ("outside_passes.passes:Half", "is Half, which does not define rewrite"),
         ("outside_passes.passes:number", "3 at .* which is no pass"),
         ("outside_passes.passes:Good.Inner", "which is no pass"),
         ("outside_passes.passes:Good", "calls itself 'good'"),
@@ -384,6 +426,71 @@ def test_plugins_that_claim_one_name_are_an_error_when_it_is_asked_for(
         with pytest.raises(RegistryError, match=message):
             ask("good")
     assert registry.get("fine").name == "fine"
+
+
+def test_what_plugins_contradict_each_other_in_is_not_declared(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = package.parent / "other_plugin"
+    file(other, "", "__init__.py")
+    file(package, "version: 1\neffects: {'lib::a': pure, 'lib::b': pure, 'lib::c': random}")
+    file(other, "version: 1\neffects: {'lib::a': {writes: [x]}, 'lib::b': pure}")
+    registry = installed(monkeypatch, ("a", "outside_passes"), ("b", "other_plugin"))
+    message = (
+        r"the plugin b \(other_plugin\) is left out in part: .* says that lib::a is a writer of x, "
+        r"the plugin a \(outside_passes\) that it is pure; neither counts"
+    )
+    with pytest.warns(FxPassesWarning, match=message):
+        assert registry.effects == {"lib::b": "pure", "lib::c": "random"}
+    registry.declare("lib::a", "random")
+    assert registry.child().effects["lib::a"] == "random"
+
+
+def test_a_name_that_one_plugin_gives_twice_leaves_only_that_plugin_out(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file(package, listing(good="outside_passes.passes:Good") + "\npipelines: {good: [dce]}")
+    registry = installed(monkeypatch, ("a", "outside_passes"))
+    with pytest.warns(FxPassesWarning, match="the plugin a is left out.* by a pass and by a pipe"):
+        assert "dce" in registry.names()
+    assert "good" not in registry.names()
+
+
+def test_a_warning_that_is_an_error_loses_no_plugin(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file(package, listing(good="outside_passes.passes:Good"))
+    registry = installed(monkeypatch, ("bad", "no_such_package"), ("fine", "outside_passes"))
+    with pytest.raises(FxPassesWarning, match="the plugin bad is left out"):
+        registry.names()
+    assert registry.get("good").name == "good"
+    assert [problem.origin for problem in registry.problems()] == ["the plugin bad"]
+
+
+def test_import_hooks_that_raise_break_nothing(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_spec(name: str) -> None:
+        raise AttributeError("a hook of somebody else")
+
+    monkeypatch.setattr(plugins_module, "find_spec", find_spec)
+    registry = installed(monkeypatch, ("bad", "outside_passes"))
+    with pytest.warns(FxPassesWarning, match="cannot be found: a hook of somebody else"):
+        assert "dce" in registry.names()
+
+
+def test_threads_that_ask_at_once_all_see_everything() -> None:
+    registry = Registry.default.__wrapped__(Registry)  # the cached factory, called anew
+    gate = threading.Barrier(4)
+
+    def ask(_: int) -> list[str]:
+        gate.wait()
+        return registry.names()
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(ask, range(4)))
+    assert answers[0]
+    assert all(answer == answers[0] for answer in answers)
 
 
 # -- the default

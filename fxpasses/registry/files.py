@@ -10,6 +10,7 @@ import yaml
 import fxpasses
 from fxpasses.core.plain import Plain
 from fxpasses.errors import PipelineError, RegistryError
+from fxpasses.registry.documents import load
 from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.syntax import NAME, Entry
 from fxpasses.registry.tree import entries_of
@@ -57,7 +58,7 @@ def read(path: Path, origin: str = "") -> Contents:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        data = _load(text)
+        data = load(text)
     except OSError as error:
         raise RegistryError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -65,34 +66,6 @@ def read(path: Path, origin: str = "") -> Contents:
     except yaml.YAMLError as error:
         raise RegistryError(f"{path}: {' '.join(str(error).split())}") from error
     return _Reading(str(path), origin or str(path)).contents(data)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Plain data only, and no key twice."""
-
-
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    found: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.MarkedYAMLError(
-                None, None, f"the key {key!r} is no text", key_node.start_mark
-            )
-        if key in found:
-            raise yaml.MarkedYAMLError(
-                None, None, f"the key {key!r} is there twice", key_node.start_mark
-            )
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _load(text: str) -> Any:
-    return yaml.load(text, Loader=_StrictLoader)
 
 
 class _Reading:
@@ -105,15 +78,16 @@ class _Reading:
         self._only(top, ("version", "passes", "pipelines", "effects"), "the file")
         if type(top.get("version")) is not int or top["version"] != VERSION:
             self._fail("version", f"is {top.get('version')!r}, where {VERSION} is expected")
-        return Contents(
+        effects = self._section(top, "effects", any_name=True)
+        found = Contents(
             self._origin,
             {name: self._location(name, v) for name, v in self._section(top, "passes")},
             {name: self._pipeline(name, v) for name, v in self._section(top, "pipelines")},
-            {
-                name: self._effect(name, v)
-                for name, v in self._section(top, "effects", any_name=True)
-            },
+            {name: self._effect(name, v) for name, v in effects},
         )
+        for name in found.passes.keys() & found.pipelines:
+            self._fail(name, "is claimed by a pass and by a pipeline")
+        return found
 
     def _section(
         self, top: Mapping[str, Any], section: str, *, any_name: bool = False

@@ -1,6 +1,7 @@
 """Passes imported by the place that a registry says they are at."""
 
 import importlib
+import inspect
 from typing import Any, TypeAlias, TypeGuard
 
 from fxpasses.core import ForeignPass, GraphPass, foreign
@@ -28,16 +29,26 @@ def imported(name: str, location: str, origin: str) -> Loaded:
     where = f"the pass {name} of {origin}"
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise RegistryError(
-            f"{where} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:  # whatever the code of another package raises
+        raised = f"{type(error).__name__}: {error}"
+        raise RegistryError(f"{where} cannot be imported: {raised}") from error
     for part in attribute.split("."):
-        found = getattr(found, part, None)
+        if not hasattr(found, part):
+            raise RegistryError(f"{where} is not there: {module_name} has no {attribute}")
+        found = getattr(found, part)
     if is_pass_class(found) or isinstance(found, ForeignPass):
-        if found.name != name:
-            raise RegistryError(f"{where} calls itself {found.name!r}")
-        return found
+        return _checked(found, name, where)
     if not callable(found) or isinstance(found, type):
         raise RegistryError(f"{where} is {found!r} at {location}, which is no pass")
     return foreign(found, name=name)
+
+
+def _checked(found: Loaded, name: str, where: str) -> Loaded:
+    if isinstance(found, type) and inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise RegistryError(f"{where} is {found.__name__}, which does not define {missing}")
+    if missing := undeclared(found):
+        raise RegistryError(f"{where} does not declare its {' and '.join(missing)}")
+    if found.name != name:
+        raise RegistryError(f"{where} calls itself {found.name!r}")
+    return found

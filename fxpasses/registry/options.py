@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -12,6 +12,7 @@ from fxpasses.core import GraphPass
 from fxpasses.core.plain import Plain, plain
 from fxpasses.errors import PipelineError
 from fxpasses.registry.matching import did_you_mean
+from fxpasses.registry.values import parse_value, text_of_value
 
 
 class _Mismatch(Exception):  # noqa: N818  never leaves this module
@@ -26,7 +27,7 @@ def made(kind: type[GraphPass], options: Mapping[str, Plain], place: str) -> Gra
             itself rejects a value.
     """
     known = _fields(kind)
-    types_of = get_type_hints(kind)
+    types_of = _types_of(kind, place)
     for name in options:
         if name not in known:
             raise PipelineError(
@@ -47,6 +48,14 @@ def made(kind: type[GraphPass], options: Mapping[str, Plain], place: str) -> Gra
         ) from error
 
 
+def _types_of(kind: type[GraphPass], place: str) -> Mapping[str, Any]:
+    try:
+        return get_type_hints(kind)
+    except (NameError, TypeError) as error:
+        text = f"{place}: the types of the options of {kind.name} cannot be read, {error}"
+        raise PipelineError(text) from error
+
+
 def set_options(graph_pass: GraphPass) -> dict[str, Plain]:
     """The options that are not at their defaults, as plain data."""
     return {
@@ -54,6 +63,43 @@ def set_options(graph_pass: GraphPass) -> dict[str, Plain]:
         for name, item in _fields(type(graph_pass)).items()
         if getattr(graph_pass, name) != _default(item)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a pass, in words."""
+
+    name: str
+    takes: str
+    """`an integer`, `a text or none`."""
+    default: str | None
+    """As the text of a pipeline has it; None where it has to be given."""
+
+
+def options_of(kind: type[GraphPass]) -> list[Option]:
+    """The options of a pass.
+
+    Raises:
+        PipelineError: the types of its fields cannot be read.
+    """
+    types_of = _types_of(kind, "fields")
+    return [
+        Option(name, _expected(types_of[name]), _default_text(item))
+        for name, item in _fields(kind).items()
+    ]
+
+
+def _default_text(item: Field[Any]) -> str | None:
+    return None if _is_needed(item) else text_of_value(plain(_default(item)))
+
+
+def _expected(kind: Any) -> str:
+    """What an error would say of a value that is of no type at all."""
+    try:
+        _as(kind, _Mismatch())
+    except _Mismatch as mismatch:
+        return str(mismatch)
+    return "anything"
 
 
 def _fields(kind: type[GraphPass]) -> dict[str, Field[Any]]:
@@ -160,7 +206,19 @@ def _tuple_of_any_length(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _mapping(value: Any, args: tuple[Any, ...]) -> dict[Any, Any]:
     items: dict[Any, Any] = _checked(isinstance(value, dict), value, "a mapping")
     key_kind, value_kind = args or (str, Any)
-    return {_as(key_kind, key): _as(value_kind, item) for key, item in items.items()}
+    return {_key(key_kind, key): _as(value_kind, item) for key, item in items.items()}
+
+
+def _key(kind: Any, key: str) -> Any:
+    """A key, which is text in every form of a pipeline, as what it stands for."""
+    try:
+        return _as(kind, key)
+    except _Mismatch as mismatch:
+        try:
+            value = parse_value(key)
+        except PipelineError:
+            raise mismatch from None
+        return _as(kind, value)
 
 
 _CONVERT: Final[Mapping[Any, Callable[[Any, tuple[Any, ...]], Any]]] = {

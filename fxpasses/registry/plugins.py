@@ -1,27 +1,25 @@
 """Registries of installed packages, found and read without importing anything of them."""
 
-import warnings
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from fxpasses.errors import FxPassesWarning, RegistryError
+from fxpasses.errors import RegistryError
+from fxpasses.registry.entries import Problem
 from fxpasses.registry.files import FILE_NAME, Contents, read
 
 GROUP: Final = "fxpasses.registry"
 
 
-def plugins() -> Iterator[Contents]:
-    """What each plugin says; one that is broken is a warning and nothing more."""
+def plugins() -> Iterator[Contents | Problem]:
+    """What each installed plugin says, or what is wrong with it."""
     for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
         try:
             yield _contents(entry)
         except RegistryError as error:
-            warnings.warn(
-                f"the plugin {entry.name} is left out: {error}", FxPassesWarning, stacklevel=2
-            )
+            yield Problem(f"the plugin {entry.name}", f"is left out: {error}")
 
 
 def _contents(entry: EntryPoint) -> Contents:
@@ -36,7 +34,7 @@ def _folders(package: str) -> list[Path]:
     top, *below = package.split(".")
     try:
         spec = find_spec(top)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # the import hooks of other packages may raise anything
         raise RegistryError(f"the package {package} cannot be found: {error}") from error
     if spec is None or spec.submodule_search_locations is None:
         raise RegistryError(f"there is no package {package}")

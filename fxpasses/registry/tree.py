@@ -8,7 +8,8 @@ import torch
 
 from fxpasses.core.plain import Plain, plain
 from fxpasses.errors import PipelineError
-from fxpasses.registry.syntax import NAME, Entry, Given, Named, Repeated, check_depth, parse
+from fxpasses.registry.syntax import NAME, Entry, Given, Named, Repeated, parse
+from fxpasses.registry.values import check_depth
 
 
 def entries_of(
