@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+# A package of its own, whose tests run once it is installed.
+collect_ignore = ["plugin"]
+
 
 @pytest.fixture(autouse=True)
 def same_conditions() -> Iterator[None]:

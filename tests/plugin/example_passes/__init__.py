@@ -1,0 +1,1 @@
+"""Passes for fxpasses from another package."""
