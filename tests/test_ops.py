@@ -24,15 +24,19 @@ from fxpasses.core import Effects
 from fxpasses.ops import (
     COMMUTATIVE,
     ELEMENTWISE,
+    QUESTIONS,
     VOCABULARY,
     Op,
     Schema,
     index_by,
+    named_parts,
     op_of,
+    plain_tensors,
     schemas_of_function,
     schemas_of_method,
     spell,
 )
+from fxpasses.ops.metadata import PATTERN_OPERAND
 from fxpasses.ops.schemas import MISSING, Parameter
 from fxpasses.ops.signatures import canonical_name, fits_exactly
 from tests.op_examples import EXAMPLES, Example
@@ -477,3 +481,25 @@ def test_nothing_holds_on_to_classes() -> None:
     del module, outer, node
     gc.collect()
     assert cls() is None
+
+
+def test_no_module_asks_for_metadata() -> None:
+    asking = {Op.GETATTR, *QUESTIONS, *PATTERN_OPERAND}
+
+    assert [op for op in asking if VOCABULARY[op].modules or VOCABULARY[op].classes] == []
+
+
+def test_modules_are_walked_in_torchs_order_each_once() -> None:
+    shared = nn.Sequential(nn.ReLU(), nn.Tanh())
+    root = nn.ModuleDict({"a": nn.Sequential(shared, nn.Identity()), "b": shared, "c": nn.GELU()})
+    root["a"].add_module("gone", None)
+
+    assert list(named_parts(root)) == list(root.named_modules())
+
+
+def test_plain_tensors_are_neither_parameters_nor_buffers() -> None:
+    module = nn.BatchNorm1d(2)
+    module.plain = plain = torch.ones(1)
+    module.settings = [torch.ones(1)]
+
+    assert plain_tensors(module) == [("plain", plain)]

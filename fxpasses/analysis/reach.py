@@ -40,15 +40,13 @@ def tensors_within_reach(callee: Any) -> list[Tensor] | None:
         seen[id(item)] = item
         if isinstance(item, Tensor):
             found.append(item)
-        else:
-            stack.extend(held for held in _held_by(item) if not _is_dull(held))
+            continue
+        for held in _held_by(item):
+            # Most of what modules hold is told at a glance to hold nothing.
+            kind = type(held)
+            if kind not in _ATOM_TYPES and not (kind in _CONTAINERS and not held):
+                stack.append(held)
     return found
-
-
-def _is_dull(item: Any) -> bool:
-    """Whether an item is told at a glance to hold nothing: modules have dozens of these."""
-    kind = type(item)
-    return kind in _ATOM_TYPES or (kind in _CONTAINERS and not item)
 
 
 def _held_by(item: Any) -> Iterator[Any]:
@@ -67,8 +65,9 @@ def _held_by(item: Any) -> Iterator[Any]:
     else:
         yield from getattr(item, "__dict__", {}).values()
         yield from _slots(item)
-        yield from _methods(item)
-        yield from _class_attributes(item)
+        if not _is_torchs(type(item)):
+            yield from _methods(item)
+            yield from _class_attributes(item)
 
 
 def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
@@ -113,6 +112,12 @@ def _class_attributes(item: Any) -> Iterator[Any]:
     """What the classes of a module hold for all its instances, as it is now."""
     if isinstance(item, nn.Module):
         yield from (v for v in _own_attributes(type(item)) if isinstance(v, _HOLDERS))
+
+
+@kept
+def _is_torchs(cls: type) -> bool:
+    """Whether neither a class nor any of its bases is of a model."""
+    return all(kind.__module__.partition(".")[0] in _NO_MODELS for kind in inspect.getmro(cls))
 
 
 def _own_attributes(cls: type) -> Iterator[Any]:

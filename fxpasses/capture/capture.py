@@ -4,7 +4,6 @@ The root is traced first; what tracing cannot represent stays a call of a module
 own code, and the children of that module are traced in turn.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -86,9 +85,6 @@ def capture(
     functions = _functions(leaf_functions)
     if training is not None:
         flag(training, "training")
-    # Torch imports it on first use of a dispatch mode, and what it then keeps of Python's builtins
-    # must not be what the tracer has put in their place.
-    importlib.import_module("torch._dynamo")
     clean, _ = twin(model, tensors=OwnTensors(model))
     if training is not None and training != model.training:
         clean.train(training)

@@ -1,6 +1,6 @@
 """The core of a pass: transactions, rewrites, facts, programs."""
 
-from fxpasses.core.applied import Applied, Region, Replacement, attribute, cut_region
+from fxpasses.core.applied import Applied, Region, Replacement, cut_region
 from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Effects, Facts
 from fxpasses.core.fold import Fold, Folds, Formula, Watch, widened
@@ -33,6 +33,7 @@ from fxpasses.core.values import (
     is_replaced,
     source_of,
 )
+from fxpasses.ops import attribute
 
 __all__ = [
     "MODULE_STACK",

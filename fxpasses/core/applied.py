@@ -4,13 +4,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxpasses.core.nodes import add_node
 from fxpasses.core.values import STANDS_FOR
-from fxpasses.ops import member
+from fxpasses.ops import attribute
 
 Operands = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -123,11 +122,3 @@ class _Cut:
             if not self._is_border(node):
                 map_arg(self._operands(node), lambda n: (stack.append(n), n)[1])
         return sorted(sorted(found), key=lambda node: not self._is_border(node))
-
-
-def attribute(module: nn.Module, path: str) -> Any:
-    """What `path` names below `module`: a submodule, a tensor, anything."""
-    found: Any = module
-    for name in path.split("."):
-        found = member(found, name)
-    return found

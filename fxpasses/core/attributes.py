@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses.ops import member, parts_of
+from fxpasses.ops import attribute, parts_of
 
 _REMOVED = "removed_names"  # in the meta of a graph module: names that must not come back
 
@@ -62,10 +62,8 @@ def has_name(module: nn.Module, name: str) -> bool:
 
 def holder(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     """The module that holds what `path` names, and its name there."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        module = member(module, parent)
-    return module, name
+    parent, _, name = path.rpartition(".")
+    return (attribute(module, parent) if parent else module), name
 
 
 def remove_unused(module: GraphModule, paths: Iterable[str]) -> list[str]:
@@ -110,6 +108,6 @@ class _Used:
         value: Any = module
         for name in path.split("."):
             self._names.add((id(value), name))
-            value = member(value, name)
+            value = attribute(value, name)
         if called and id(value) not in self._called:
             self._called.update((id(part), part) for part in parts_of(value))

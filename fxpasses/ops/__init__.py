@@ -2,13 +2,15 @@
 
 from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
 from fxpasses.ops.modules import (
+    attribute,
     computes_as,
     computing_names,
     is_plain,
     kept,
-    member,
     module_of,
+    named_parts,
     parts_of,
+    plain_tensors,
 )
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import (
@@ -98,6 +100,7 @@ __all__ = [
     "Schema",
     "Spellings",
     "arguments_of",
+    "attribute",
     "bind",
     "bind_schema",
     "choose",
@@ -110,13 +113,14 @@ __all__ = [
     "is_pure",
     "is_raising",
     "kept",
-    "member",
     "module_of",
     "named",
+    "named_parts",
     "op_of",
     "op_of_function",
     "op_of_module",
     "parts_of",
+    "plain_tensors",
     "qualified_name",
     "raising",
     "reads_only_metadata",

@@ -32,7 +32,7 @@ _ALIKE: Final = frozenset(
         *(Op.NEW_ZEROS, Op.NEW_ONES, Op.NEW_FULL, Op.NEW_EMPTY, Op.NEW_TENSOR),
     }
 )
-_PATTERN_OPERAND: Final[Mapping[Op, str]] = {
+PATTERN_OPERAND: Final[Mapping[Op, str]] = {
     **dict.fromkeys((Op.VIEW_AS, Op.RESHAPE_AS, Op.EXPAND_AS, Op.CAST), "other"),
     **dict.fromkeys(_ALIKE, "input"),
 }
@@ -41,12 +41,14 @@ _PATTERN_OPERAND: Final[Mapping[Op, str]] = {
 
 def reads_only_metadata(user: Node, node: Node | None = None) -> bool:
     """Whether `user` reads no values of `node` (by default of its first operand)."""
+    if user.op == "call_module":
+        return False  # no module is one of the ops below
     op = op_of(user)
     if op is Op.GETATTR:
         return arguments_of(user).get("name") in METADATA_ATTRIBUTES
     if op in QUESTIONS or _asks(user):
         return True
-    name = None if op is None else _PATTERN_OPERAND.get(op)
+    name = None if op is None else PATTERN_OPERAND.get(op)
     return name is not None and _only_operand(user, name, node)
 
 

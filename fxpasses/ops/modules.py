@@ -1,5 +1,6 @@
 """Which module classes compute what a listed class computes."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import wraps
 from inspect import getattr_static
@@ -7,7 +8,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 _PROTOCOL: Final = (
@@ -53,26 +54,61 @@ def module_of(node: Node) -> nn.Module:
     """The module that a `call_module` node calls."""
     owner = node.graph.owning_module
     assert owner is not None, "a pass runs on the graph of a GraphModule"
-    found: nn.Module = owner
     target: Any = node.target
-    for name in target.split("."):
-        found = member(found, name)
+    return attribute(owner, target)
+
+
+def attribute(owner: Any, path: str) -> Any:
+    """What `path` names below `owner`: a submodule, a tensor, anything.
+
+    Registered modules are found quicker than by `getattr`: paths are followed for every node,
+    often.
+    """
+    found = owner
+    for name in path.split("."):
+        child = found.__dict__["_modules"].get(name) if isinstance(found, nn.Module) else None
+        # Compiled modules cannot be asked for their truth.
+        found = getattr(found, name) if child is None else child
     return found
 
 
-def member(owner: Any, name: str) -> Any:
-    """The attribute `name`, found quicker than by `getattr` where it is a registered module.
+_NO_TENSORS: Final = frozenset(
+    (bool, int, float, str, type(None), tuple, list, dict, set, OrderedDict)
+)
 
-    Paths are followed for every node, often.
-    """
-    child = owner.__dict__["_modules"].get(name) if isinstance(owner, nn.Module) else None
-    # Compiled modules cannot be asked for their truth.
-    return getattr(owner, name) if child is None else child
+
+def plain_tensors(module: nn.Module) -> list[tuple[str, Any]]:
+    """The tensors that are attributes of a module, and neither parameters nor buffers."""
+    # A module has two dozen attributes, and every module is asked.
+    return [
+        (name, value)
+        for name, value in module.__dict__.items()
+        if type(value) not in _NO_TENSORS and isinstance(value, Tensor)
+    ]
 
 
 def parts_of(module: nn.Module) -> Iterable[nn.Module]:
     """The module and all below it: `modules()`, quicker for layers, which hold none."""
     return module.modules() if module.__dict__["_modules"] else (module,)
+
+
+def named_parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with its first path, parents first; deep trees included.
+
+    As `named_modules()` has them, whose generators hand on each module from level to level.
+    """
+    seen: set[int] = set()
+    stack = [("", root)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        children = module.__dict__.get("_modules")
+        if children:
+            stem = f"{path}." if path else ""
+            stack += [(stem + k, m) for k, m in reversed(children.items()) if m is not None]
 
 
 def computes_as(cls: type[nn.Module], listed: Container[type]) -> type[nn.Module] | None:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.analysis.reach import tensors_within_reach
 from fxpasses.core import Editor, Facts, GraphPass, Numerics, Step, attribute, is_replaced
-from fxpasses.ops import parts_of
+from fxpasses.ops import named_parts, parts_of, plain_tensors
 
 
 class Dce(GraphPass):
@@ -72,7 +72,7 @@ def _unused_attributes(module: GraphModule) -> Iterator[str]:
     if used is None:
         return
     tensors, called = used
-    owners = dict(module.named_modules())
+    owners = dict(named_parts(module))
     held = {id(owner): _held(owner) for owner in owners.values() if id(owner) not in called}
     needed = {key for key, names in held.items() if not tensors.isdisjoint(names.values())}
     kept = _with_parents({id(module), *called, *needed}, owners.values())
@@ -132,8 +132,9 @@ def _with_parents(needed: set[int], owners: Iterable[nn.Module]) -> set[int]:
 
 def _held(owner: nn.Module) -> dict[str, int]:
     """The tensors of one module by number, plain attributes among them, under every name."""
-    places = (owner._parameters, owner._buffers, vars(owner))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch's public iterators skip second names
-    return {n: id(t) for place in places for n, t in place.items() if isinstance(t, Tensor)}
+    registered = (*owner._parameters.items(), *owner._buffers.items())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch's public iterators skip second names
+    held = (*registered, *plain_tensors(owner))
+    return {name: id(tensor) for name, tensor in held if tensor is not None}
 
 
 def _children(owner: nn.Module) -> list[tuple[str, nn.Module]]:

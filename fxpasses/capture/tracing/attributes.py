@@ -15,6 +15,7 @@ from fxpasses.capture.tracing.recorder import Recorder
 from fxpasses.capture.tracing.request import OpaqueKind, Request
 from fxpasses.capture.tracing.values import UNKNOWN
 from fxpasses.capture.twins.sealed import ScriptBuffers
+from fxpasses.ops import plain_tensors
 
 
 class AttributeTracer(Recorder):
@@ -64,10 +65,12 @@ class AttributeTracer(Recorder):
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             state = module.__dict__
-            for name, value in list(state.items()):
-                if isinstance(value, Tensor) or name == "training":
-                    del state[name]
-                    self._hidden[id(module), name] = (module, self._hide(module, name, value))
+            hidden = plain_tensors(module)
+            if "training" in state:
+                hidden.append(("training", state["training"]))
+            for name, value in hidden:
+                del state[name]
+                self._hidden[id(module), name] = (module, self._hide(module, name, value))
             own = {name for name in live.get(path, ()) if not is_registry(name)}
             if own:
                 self._live[module] = own

@@ -3,7 +3,6 @@
 import collections
 import functools
 import types
-from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -11,25 +10,10 @@ from torch import Tensor, nn
 
 from fxpasses.capture.tracing.names import is_safe_atom, is_safe_path
 from fxpasses.capture.tracing.structures import PLAIN, held_by
-from fxpasses.ops import op_of_module
+from fxpasses.ops import named_parts, op_of_module
 
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _RUNS_ITSELF: Final = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
-
-
-def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module with its first path, parents first; deep trees included."""
-    seen: set[int] = set()
-    stack = [("", root)]
-    while stack:
-        path, module = stack.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield path, module
-        prefix = f"{path}." if path else ""
-        children = module.__dict__.get("_modules") or {}
-        stack += [(prefix + k, m) for k, m in reversed(children.items()) if m is not None]
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -64,7 +48,7 @@ class Paths:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._modules = {module: path for path, module in walk(root)}
+        self._modules = {module: path for path, module in named_parts(root)}
         self._tensors: dict[int, tuple[nn.Module, str]] = {}
         self._targets: dict[nn.Module, str] = {}
         self._reachable: set[int] | None = None
@@ -107,7 +91,7 @@ class Paths:
         """Give a module that is not registered a name at the root."""
         name = self._fresh("_unregistered")
         self.unregistered.append((name, module))
-        for path, below in walk(module):
+        for path, below in named_parts(module):
             if below not in self._modules:
                 self._modules[below] = f"{name}.{path}" if path else name
                 self.add_tensors(below)
@@ -118,7 +102,7 @@ class Paths:
         for name, module in self.unregistered[count:]:
             self._root.__dict__.pop(name, None)
             self._targets.pop(module, None)
-            for _, below in walk(module):
+            for _, below in named_parts(module):
                 if self._modules.get(below, "").split(".")[0] == name:
                     del self._modules[below]
         del self.unregistered[count:]

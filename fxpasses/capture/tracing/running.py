@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fxpasses.capture.tracing.internals import parameters_of, plain_form, set_grad_enabled
 from fxpasses.capture.tracing.journal import ModuleState
 from fxpasses.capture.tracing.memory import Memory
-from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, walk
+from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import Call, OpaqueKind
 from fxpasses.capture.tracing.structures import map_leaves
+from fxpasses.ops import named_parts
 
 
 class Host(Protocol):
@@ -113,7 +114,7 @@ def _detached(leaf: Any) -> Any:
 def _states_below(module: nn.Module, path: str) -> dict[str, ModuleState]:
     return {
         _joined(path, below): ModuleState(child)
-        for below, child in walk(module)
+        for below, child in named_parts(module)
         if not isinstance(child, torch.jit.ScriptModule)
     }
 
@@ -143,7 +144,7 @@ def _open_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules that may be given hooks: none that is compiled, nor what lies in one."""
     found: list[tuple[str, nn.Module]] = []
     closed: list[str] = []
-    for path, child in walk(module):
+    for path, child in named_parts(module):
         if any(path.startswith(prefix) for prefix in closed):
             continue
         if is_compiled(child):
@@ -179,7 +180,7 @@ def _own_parameters(host: Host, module: nn.Module) -> dict[nn.Parameter, nn.Para
 
     Returns what was replaced, by what stands in its place.
     """
-    mine = {p: p for _, child in walk(module) for p in child.parameters(recurse=False)}
+    mine = {p: p for _, child in named_parts(module) for p in child.parameters(recurse=False)}
     for parameter in mine:
         copied = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
         host.memory.lend(copied)

@@ -4,14 +4,12 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
-
 from fxpasses.capture.tracing.deep import run_deep
 from fxpasses.capture.tracing.internals import recompile_if_lazy
 from fxpasses.capture.tracing.modes import DispatchMode, FunctionMode, GeneratorStates
 from fxpasses.capture.tracing.modules import ModuleTracer, has_global_hooks
 from fxpasses.capture.tracing.patches import CAPTURE_LOCK, Replacements
-from fxpasses.capture.tracing.paths import Paths, is_compiled, walk
+from fxpasses.capture.tracing.paths import Paths, is_compiled
 from fxpasses.capture.tracing.placeholders import Inputs
 from fxpasses.capture.tracing.refusal import Refusal, explain, unbound_method
 from fxpasses.capture.tracing.request import (
@@ -59,7 +57,8 @@ def trace(request: Request) -> Trace:
     """
     with CAPTURE_LOCK, own_generator():
         _import_early()
-        return run_deep(_depth(request.root), _Run(request).run_the_trace)
+        run = _Run(request)
+        return run_deep(run.depth, run.run_the_trace)
 
 
 def _import_early() -> None:
@@ -74,15 +73,20 @@ class _Run:
     """One trace: sets up, runs the root's forward, and puts everything back."""
 
     def __init__(self, request: Request) -> None:
-        for _, module in walk(request.root):
-            recompile_if_lazy(module)
         self._request = request
+        self._paths = Paths(request.root)
+        for module in self._paths.modules():
+            recompile_if_lazy(module)
         self._world = World(request.root)
         self._generators = GeneratorStates()
         self._random = PythonNumbers()
-        self._paths = Paths(request.root)
         self._tracer = ModuleTracer(request, self._paths, self._world)
         self._inputs = Inputs(self._tracer)
+
+    @property
+    def depth(self) -> int:
+        """How many modules lie in each other at most."""
+        return 1 + max(path.count(".") for path in self._paths.modules().values())
 
     def run_the_trace(self) -> Trace:
         tracer = self._tracer
@@ -195,10 +199,6 @@ class _Run:
             asked=tracer.asking.answers(reads_device=tracer.reads_device),
             outside=tracer.memory.written_outside(),
         )
-
-
-def _depth(root: nn.Module) -> int:
-    return 1 + max(path.count(".") for path, _ in walk(root))
 
 
 def resolved(functions: Iterable[Callable[..., Any] | str]) -> list[Callable[..., Any]]:

@@ -14,8 +14,8 @@ from torch import nn
 
 from fxpasses.capture.tracing.internals import REGION_NAMES
 from fxpasses.capture.tracing.journal import same_attributes
-from fxpasses.capture.tracing.paths import walk
 from fxpasses.capture.tracing.structures import Held
+from fxpasses.ops import named_parts
 
 
 def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
@@ -124,7 +124,7 @@ class World:
         self._classes: dict[type, None] = {}
         self._functions: dict[int, types.FunctionType] = {}
         self._stored: set[str] | None = None
-        for _, module in walk(root):
+        for _, module in named_parts(root):
             self._visit(type(module))
             for hooks in ("_forward_hooks", "_forward_pre_hooks"):
                 for hook in module.__dict__.get(hooks, {}).values():
