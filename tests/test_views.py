@@ -33,6 +33,8 @@ from fxpasses.views import (
     Split,
     View,
     reads_only_metadata,
+    seen_through,
+    view_at,
 )
 
 IMAGE = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -626,3 +628,33 @@ def test_the_second_operand_may_be_only_a_pattern() -> None:
     assert reads_only_metadata(view, x)
     assert not reads_only_metadata(view, plus)
     assert not reads_only_metadata(view)
+
+
+def test_the_first_kind_that_shows_the_op_is_taken() -> None:
+    module = traced(lambda m, x: m.norm(m.conv(x)).relu())
+    _, conv, norm, relu, _ = module.graph.nodes
+
+    assert type(view_at(conv, BatchNorm, Conv, Linear)) is Conv
+    assert type(view_at(norm, View, BatchNorm)) is View
+    assert view_at(relu, BatchNorm, Conv, Linear) is None
+    assert view_at(None, View) is None
+
+
+def test_what_only_hands_on_is_seen_through() -> None:
+    module = traced(lambda m, x: m.dropout(m.conv(x).contiguous()).relu())
+    _, conv, contiguous, dropout, relu, _ = module.graph.nodes
+
+    found, passing = seen_through(dropout, Conv)
+
+    assert found is not None
+    assert found.node is conv
+    assert passing == (contiguous, dropout)
+    assert seen_through(relu, Conv) == (None, ())
+    assert seen_through(dropout.args[0], Linear)[0] is None
+
+
+def test_dropout_that_drops_is_not_seen_through() -> None:
+    module = traced(lambda m, x: m.dropout.train()(m.conv(x)))
+    dropout = next(n for n in module.graph.nodes if n.target == "dropout")
+
+    assert seen_through(dropout, Conv) == (None, ())

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -200,7 +200,6 @@ def is_ordinary(value: object) -> bool:
     return (
         isinstance(value, Tensor)
         and type(value) in _ORDINARY
-        and not isinstance(value, FakeTensor)
         and value.layout is torch.strided
         and not value.is_quantized
         and not value.is_meta

@@ -27,9 +27,9 @@ from fxpasses.views import (
     Flatten,
     Linear,
     Weighted,
-    handed_on,
-    layer_at,
     reads_only_metadata,
+    seen_through,
+    view_at,
 )
 
 MOST_DEVIATIONS = 4
@@ -104,8 +104,8 @@ class Site:
         var, gamma = self.known["var"], self.known.get("gamma")
         if not var.numel():
             return 0.0
-        least = float(var.detach().amin()) + self.norm.eps
-        most = 1.0 if gamma is None else float(torch.linalg.vector_norm(gamma.detach(), torch.inf))
+        least = float(var.detach().min()) + self.norm.eps
+        most = 1.0 if gamma is None else max(map(abs, map(float, gamma.detach().aminmax())))
         return most / math.sqrt(least) if least > 0 else math.inf
 
 
@@ -219,9 +219,12 @@ def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
 
 
 def nothing_else_reads_between(site: Site, facts: Facts) -> str | None:
+    replaced = {*site.between, site.last}
     for node in site.between:
+        if node.users.keys() <= replaced:
+            continue
         for reader in facts.readers(node):
-            if reader is not site.last and reader not in site.between:
+            if reader not in replaced:
                 return f"{reader.name} reads {node.name} too"
     return None
 
@@ -280,11 +283,10 @@ class FuseConvBn(Rewrite[Site]):
     }
 
     def match(self, node: Node, facts: Facts) -> Site | None:  # noqa: ARG002  the pattern alone
-        norm = BatchNorm.at(node)
-        if norm is not None:
-            return _site_before(norm)
-        layer = layer_at(node)
-        return None if layer is None else _site_behind(layer)
+        found = view_at(node, BatchNorm, Conv, Linear)
+        if isinstance(found, BatchNorm):
+            return _site_before(found)
+        return _site_behind(found) if found else None
 
     def why(self, site: Site) -> str:
         return f"{site.norm.node.name} is one affine map with {site.layer.node.name}"
@@ -304,20 +306,16 @@ class FuseConvBn(Rewrite[Site]):
 
 
 def _site_before(norm: BatchNorm) -> Site | None:
-    value, passing = handed_on(norm.input)
-    if layer := layer_at(value):
-        return Site(layer, norm, passing=passing)
-    flat = Flatten.at(value)
-    if flat is None:
-        return None
-    value, before = handed_on(flat.input)
-    layer = Linear.at(value)
-    return Site(layer, norm, flat=flat, passing=(*before, flat.node, *passing)) if layer else None
+    found, passing = seen_through(norm.input, Conv, Linear, Flatten)
+    if not isinstance(found, Flatten):
+        return Site(found, norm, passing=passing) if found else None
+    layer, before = seen_through(found.input, Linear)
+    passing = (*before, found.node, *passing)
+    return Site(layer, norm, flat=found, passing=passing) if layer else None
 
 
 def _site_behind(layer: Weighted) -> Site | None:
-    value, passing = handed_on(layer.input)
-    norm = BatchNorm.at(value)
+    norm, passing = seen_through(layer.input, BatchNorm)
     return Site(layer, norm, norm_is_first=True, passing=passing) if norm else None
 
 

@@ -1,9 +1,9 @@
 """Typed views: the operands of a call by name, however the model spelled it."""
 
 from fxpasses.ops import reads_only_metadata
-from fxpasses.views.base import View, constant
-from fxpasses.views.elementwise import Activation, Binary, Dropout, Softmax, handed_on
-from fxpasses.views.layers import Conv, Linear, Weighted, layer_at, same_settings
+from fxpasses.views.base import View, constant, view_at
+from fxpasses.views.elementwise import Activation, Binary, Dropout, Identity, Softmax, seen_through
+from fxpasses.views.layers import Conv, Linear, Weighted, same_settings
 from fxpasses.views.norms import BatchNorm, Norm
 from fxpasses.views.pools import Pool
 from fxpasses.views.products import Attention, Matmul
@@ -19,6 +19,7 @@ __all__ = [
     "Conv",
     "Dropout",
     "Flatten",
+    "Identity",
     "Linear",
     "Matmul",
     "Norm",
@@ -31,8 +32,8 @@ __all__ = [
     "View",
     "Weighted",
     "constant",
-    "handed_on",
-    "layer_at",
     "reads_only_metadata",
     "same_settings",
+    "seen_through",
+    "view_at",
 ]

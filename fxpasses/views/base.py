@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor, nn
 from torch.fx import Node
@@ -26,18 +26,7 @@ class View:
     @classmethod
     def at(cls, node: object) -> Self | None:
         """The view of `node`, or None where it is another op or its operands cannot be told."""
-        if not isinstance(node, Node):
-            return None
-        op = op_of(node)
-        if op is None or (cls.ops is not None and op not in cls.ops):
-            return None
-        arguments = bind(node)
-        if arguments is None:
-            return None
-        view = cls(node)
-        # What was found out on the way need not be found out again.
-        vars(view).update(op=op, arguments=arguments)
-        return view
+        return view_at(node, cls)
 
     @cached_property
     def op(self) -> Op:
@@ -67,14 +56,21 @@ class View:
         Known are parameters, buffers and plain tensors, until something in the graph writes them;
         not what a parametrization computes.
         """
-        value = self.arguments.get(name)
-        if value is None and self.module is not None:
-            return _stored(self.module, name)
-        return constant(value)
+        found = self._tensors
+        if name not in found:
+            value = self.arguments.get(name)
+            of_module = value is None and self.module is not None
+            found[name] = _stored(self.module, name) if of_module else constant(value)
+        return found[name]
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor | None]:
+        """What `tensor` has answered."""
+        return {}
 
     def are_constant(self, *names: str) -> bool:
         """Whether each of the operands is absent or a tensor that is known."""
-        return all(self.operand(n) is None or self.tensor(n) is not None for n in names)
+        return all(self.tensor(n) is not None or self.operand(n) is None for n in names)
 
     @property
     def input(self) -> Any:
@@ -83,6 +79,32 @@ class View:
             # Classes of other packages call it what they like.
             return next(iter(self.arguments.values()), None)
         return self.operand("input")
+
+
+ViewT = TypeVar("ViewT", bound=View)
+
+
+def view_at(node: object, *kinds: type[ViewT]) -> ViewT | None:
+    """The view of `node` of the first of `kinds` that can show its op.
+
+    None where none of them can, or the operands cannot be told.
+    """
+    if not isinstance(node, Node) or (op := op_of(node)) is None:
+        return None
+    for kind in kinds:
+        if kind.ops is None or op in kind.ops:
+            return _bound(kind, node, op)
+    return None
+
+
+def _bound(kind: type[ViewT], node: Node, op: Op) -> ViewT | None:
+    arguments = bind(node)
+    if arguments is None:
+        return None
+    view = kind(node)
+    # What was found out on the way need not be found out again.
+    vars(view).update(op=op, arguments=arguments)
+    return view
 
 
 def constant(value: Any) -> Tensor | None:

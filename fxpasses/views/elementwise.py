@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxpasses.ops import ACTIVATIONS, BINARY, DROPOUTS, SOFTMAXES, Op, op_of
-from fxpasses.views.base import View
+from fxpasses.ops import ACTIVATIONS, BINARY, DROPOUTS, SOFTMAXES, Op
+from fxpasses.views.base import View, ViewT, view_at
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,24 @@ class Dropout(View):
         return self.operand("training") is not False and self.p != 0
 
 
-_IDENTITIES = frozenset((Op.IDENTITY, Op.CONTIGUOUS))
+@dataclass(frozen=True)
+class Identity(View):
+    """What hands its input on, and at most lays it out anew."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.IDENTITY, Op.CONTIGUOUS))
 
 
-def handed_on(value: Any) -> tuple[Any, tuple[Node, ...]]:
-    """What a value is before nodes that hand it on as it is, and those nodes, the first one first.
+def seen_through(value: object, *kinds: type[ViewT]) -> tuple[ViewT | None, tuple[Node, ...]]:
+    """The view of a value as it was before nodes that hand it on, and those nodes in order.
 
-    Identities do, dropout that drops nothing, and what only lays a value out anew.
+    Identities do, and dropout that drops nothing.
     """
     passing: list[Node] = []
-    while isinstance(value, Node):
-        op = op_of(value)
-        view = View.at(value) if op in _IDENTITIES else None
-        view = Dropout.at(value) if op in DROPOUTS else view
-        if view is None or (isinstance(view, Dropout) and view.is_active):
-            break
-        passing.append(value)
+    while True:
+        view = view_at(value, *kinds, Identity, Dropout)
+        if not isinstance(view, Identity | Dropout):
+            return view, tuple(reversed(passing))
+        if isinstance(view, Dropout) and view.is_active:
+            return None, ()
+        passing.append(view.node)
         value = view.operand("input")
-    return value, tuple(reversed(passing))

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from fxpasses.views.spatial import Spatial
 
 _CONTAINERS = {k: type(v) for k, v in vars(nn.Module()).items() if isinstance(v, (dict, set))}
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
+_ATOMS = frozenset((*_PLAIN, bool))
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,6 @@ class Linear(Weighted):
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.LINEAR,))
 
 
-def layer_at(node: object) -> Conv | Linear | None:
-    """The view of a layer with weights, whichever it is."""
-    found = Weighted.at(node)
-    if found is None:
-        return None
-    view = Linear(found.node) if found.op is Op.LINEAR else Conv(found.node)
-    vars(view).update(vars(found))
-    return view
-
-
 def same_settings(module: nn.Module) -> nn.Module:
     """A module of the same class, mode and settings, with no parameters, buffers or hooks.
 
@@ -154,15 +145,19 @@ def same_settings(module: nn.Module) -> nn.Module:
     own = vars(made)
     own.update({name: kind() for name, kind in _CONTAINERS.items()})
     for name, value in vars(module).items():
-        if name not in own and _is_plain(value):
-            own[name] = value if _is_atom(value) else deepcopy(value)
+        if name in own:
+            continue
+        if _is_atom(value):
+            own[name] = value
+        elif _is_plain(value):
+            own[name] = deepcopy(value)
     return made
 
 
 def _is_atom(value: Any) -> bool:
-    """Whether nobody can change the value."""
-    items = cast("tuple[Any, ...]", value) if type(value) is tuple else (value,)
-    return all(isinstance(item, _PLAIN) for item in items)
+    """Whether the value is told at a glance to be one that nobody can change."""
+    kind = type(value)
+    return kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value)))
 
 
 def _is_plain(value: Any) -> bool:
