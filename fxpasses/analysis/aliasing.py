@@ -185,9 +185,8 @@ class Writers:
     def between(self, first: Node, last: Node, value: Node) -> Node | None:
         """The first node strictly between two others that may write the memory of `value`."""
         nodes = self._current()
-        wanted = self._aliasing.roots(value)
         for node in nodes[bisect_right(nodes, first) : bisect_left(nodes, last)]:
-            if _meet(self._written[node], wanted):
+            if _meet(self._written[node], self._aliasing.roots(value)):
                 return node
         return None
 

@@ -31,10 +31,12 @@ from fxpasses.ops import (
     choose,
     computes_as,
     computing_names,
+    forward_arguments,
     is_number,
     is_plain,
     is_pure,
     is_raising,
+    kept,
     module_of,
     named,
     op_of,
@@ -90,18 +92,22 @@ def _of_module(node: Node, declared: Declared) -> Effects:
     return UNKNOWN
 
 
-def _of_known_module(module: nn.Module, node: Node) -> Effects | None:
-    """The effects of a call of one of torch's own layers, or of a class that computes the same."""
+def _of_known_module(module: nn.Module, node: Node, *, inner: bool = False) -> Effects | None:
+    """The effects of a call of one of torch's own layers, or of a class that computes the same.
+
+    An `inner` one is not what `node` calls, but lies in it.
+    """
     op = op_of_module(module)
     if op is not None and op not in _RULES and not vars(module).get("inplace"):
         return NONE  # as the rules below would find
     if op is not None:
-        return _of_known_op(op, _settings(module, node), node)
+        given = None if inner else forward_arguments(module, node.args, node.kwargs)
+        return _of_known_op(op, _settings(module) | (given or {}), node)
     if not is_plain(module):
         return None
     if computes_as(type(module), NN_CLASSES) is None or not _activates_purely(module):
         return None
-    children = [_of_known_module(child, node) for child in module.children()]
+    children = [_of_known_module(child, node, inner=True) for child in module.children()]
     known = [effects for effects in children if effects is not None]
     if len(known) < len(children):
         return None
@@ -127,12 +133,15 @@ _SETTINGS: Final = (
 )
 
 
-def _settings(module: nn.Module, node: Node) -> Mapping[str, Any]:
-    """The operands of a module call as a function would be given them."""
-    arguments = arguments_of(node) if module is module_of(node) else {}
-    read = computing_names(type(module))
-    settings = {name: getattr(module, name, None) for name in _SETTINGS if name in read}
-    return settings | dict(arguments)
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """What a function would be given as operands, and a module holds."""
+    return {name: getattr(module, name, None) for name in _settings_read(type(module))}
+
+
+@kept
+def _settings_read(cls: type[nn.Module]) -> tuple[str, ...]:
+    read = computing_names(cls)
+    return tuple(name for name in _SETTINGS if name in read)
 
 
 # -- functions and methods
@@ -272,7 +281,9 @@ def _of_known_op(
         return NONE  # Even in place.
     if arguments.get("inplace"):
         written = _nodes_in(arguments.get("input", node.args[:1]))
-    return both(own, Effects(writes=written)) if written else own
+    if not written:
+        return own
+    return Effects(writes=written) if own is NONE else both(own, Effects(writes=written))
 
 
 def _nodes_in(value: Any) -> tuple[Node, ...]:
