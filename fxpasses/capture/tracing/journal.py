@@ -1,6 +1,5 @@
 """What a module holds in Python, to see what its forward changes and to put it back."""
 
-from collections.abc import Iterable
 from operator import is_
 from typing import Any, Final
 
@@ -17,9 +16,9 @@ def is_registry(name: str) -> bool:
     return name in _REGISTRIES
 
 
-def own_items(module: nn.Module) -> Iterable[tuple[str, Any]]:
+def own_items(module: nn.Module) -> dict[str, Any]:
     """The attributes that the module's own class has set."""
-    return [(name, value) for name, value in module.__dict__.items() if name not in BASE_KEYS]
+    return {name: value for name, value in module.__dict__.items() if name not in BASE_KEYS}
 
 
 class ModuleState:
@@ -28,25 +27,28 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         state = module.__dict__
         self._module = module
-        self._items = dict(own_items(module))
+        self._items = own_items(module)
         self._held = {name: Held(state[name]) for name in _REGISTRIES}
         for name, value in self._items.items():
             if type(value) not in PLAIN and (held := Held(value)):
                 self._held[name] = held
 
     def changed(self) -> bool:
-        now = dict(own_items(self._module))
-        return not same_attributes(now, self._items) or any(map(Held.changed, self._held.values()))
+        same = same_attributes(own_items(self._module), self._items)
+        return not same or any(map(Held.changed, self._held.values()))
 
     def changed_names(self) -> set[str]:
         """The attributes that are other objects by now, or hold something else."""
-        now, before = dict(own_items(self._module)), self._items
-        names = {n for n in {**before, **now} if not _same_at(n, now, before)}
+        now, before = own_items(self._module), self._items
+        if same_attributes(now, before):
+            names = set[str]()
+        else:
+            names = {n for n in {**before, **now} if not _same_at(n, now, before)}
         return names | {name for name, held in self._held.items() if held.changed()}
 
     def restore(self) -> None:
         state = self._module.__dict__
-        for name, _ in own_items(self._module):
+        for name in own_items(self._module):
             if name not in self._items:
                 del state[name]
         for name, value in self._items.items():

@@ -1,6 +1,6 @@
 """Calls of modules: inlined, kept as one node, or taken back and kept as an opaque one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -280,12 +280,12 @@ class ModuleTracer(AttributeTracer):
         if len(self.refusals) > mark.refusals:
             reason = f"catches an error of the tracer: {self.refusals[-1].reason}"
             raise Refusal(OpaqueKind.CAUGHT_REFUSAL, reason, self.refusals[-1].where)
-        self._note_changes(module, mark)
+        changed = mark.state.changed_names()
+        self._note_changes(module, mark, changed)
         if len(self.writes) > mark.writes:
             raise Refusal(OpaqueKind.PYTHON_STATE, f"writes .{self.writes.last_name()}")
-        changed = sorted(mark.state.changed_names())
         if changed:
-            raise Refusal(OpaqueKind.PYTHON_STATE, f"changes .{', .'.join(changed)}")
+            raise Refusal(OpaqueKind.PYTHON_STATE, f"changes .{', .'.join(sorted(changed))}")
         if mark.arguments.changed():
             reason = "changes a list or dict that it is given"
             raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)
@@ -294,9 +294,8 @@ class ModuleTracer(AttributeTracer):
         if self.request.strict:
             self._check_world(module)
 
-    def _note_changes(self, module: nn.Module, mark: _Mark) -> None:
-        written = [*self.writes.since(mark.writes)]
-        written += [(module, name) for name in mark.state.changed_names()]
+    def _note_changes(self, module: nn.Module, mark: _Mark, changed: Iterable[str]) -> None:
+        written = [*self.writes.since(mark.writes), *((module, name) for name in changed)]
         for owner, name in written:
             path = self.paths.find(owner)
             if path is not None:

@@ -47,6 +47,9 @@ _HARMLESS: Final = (
 )
 
 
+_COLLECTIONS: Final = frozenset((tuple, list, set, frozenset))
+
+
 def is_record(value: object) -> bool:
     """Whether `value` is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -132,13 +135,16 @@ def stateful(value: Any) -> str | None:
     while stack:
         item = stack.pop()
         kind = type(item)
-        if kind in PLAIN or kind in VALUE_TYPES or issubclass(kind, _HARMLESS):
-            continue
-        if id(item) in seen:
+        if kind in PLAIN or kind in VALUE_TYPES or id(item) in seen:
             continue
         seen.add(id(item))
-        if kind in (set, frozenset):
+        # The usual kinds first: this is asked of every call of a module.
+        if kind in _COLLECTIONS:
             stack.extend(item)
+        elif kind is dict:
+            stack.extend(item.values())
+        elif issubclass(kind, _HARMLESS):
+            continue
         elif issubclass(kind, (tuple, list)) or _is_plain_mapping(item) or is_record(item):
             stack.extend(child for _, child in children_of(item))
         else:
@@ -163,7 +169,9 @@ def element(
 # compute in its own, and code of the model's must not run because the trace looks at a container.
 
 _CONTAINERS: Final = (dict, list, set, collections.deque)
-_EXACT_CONTAINERS: Final = frozenset((*_CONTAINERS, collections.OrderedDict))
+_BARE: Final = frozenset(_CONTAINERS)  # exactly these hold nothing but their elements
+_EXACT_CONTAINERS: Final = _BARE | {collections.OrderedDict}
+_NO_LEVEL: Final = (*_CONTAINERS, tuple)
 _NO_OBJECTS: Final = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, Enum)
 _MOST: Final = 1024  # containers that are looked into in one place, the nearest first
 _WIDEST: Final = 64  # what holds more elements is compared, but not what they hold in turn
@@ -197,7 +205,7 @@ class Held:
             if kind in PLAIN or kind in VALUE_TYPES or id(item) in seen:
                 continue
             seen.add(id(item))
-            depth += bool(depth) or not issubclass(kind, (*_CONTAINERS, tuple))
+            depth += bool(depth) or not issubclass(kind, _NO_LEVEL)
             if depth > deepest:
                 continue
             inside = self._look_into(item, kind)
@@ -206,6 +214,9 @@ class Held:
 
     def _look_into(self, item: Any, kind: type) -> tuple[Any, ...]:
         """Keep what an object holds, and return it."""
+        if kind in _BARE:
+            self._held.append((item, snapshot(item)))
+            return tuple(held_by(item))
         if issubclass(kind, _NO_OBJECTS):
             return ()
         inside: tuple[Any, ...] = ()
@@ -251,6 +262,8 @@ def _built_in(container: Any) -> Any:
 
 def snapshot(container: Any) -> Any:
     """A shallow copy of what a mutable container holds."""
+    if type(container) is dict:
+        return container.copy()
     if isinstance(container, dict):
         return dict(_built_in(container).items(container))
     return list(held_by(container))
@@ -258,6 +271,9 @@ def snapshot(container: Any) -> Any:
 
 def same_content(container: Any, held: Any) -> bool:
     """Whether `container` holds the same objects under the same keys, in the same order."""
+    if type(container) is dict and len(container) == len(held):
+        same_values = all(map(is_, container.values(), held.values()))
+        return same_values and (all(map(is_, container, held)) or all(map(_same, container, held)))
     if not isinstance(container, _CONTAINERS):
         return same_content(dict(slots_of(container)), held)
     if not isinstance(container, dict):
