@@ -45,7 +45,7 @@ def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def memory_of(tensor: Tensor) -> int | None:
     """Identifies the memory a tensor lies in; None for tensors that have none of their own."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         return None
     return tensor.untyped_storage()._cdata  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  fake tensors have no address
 

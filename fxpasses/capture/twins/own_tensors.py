@@ -26,7 +26,8 @@ class OwnTensors:
     def __init__(self, module: nn.Module, *, parameters_too: bool = False) -> None:
         self._parameters_too = parameters_too
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
-        self._memory: dict[int, torch.UntypedStorage | None] = {}
+        self._memory: dict[int, Tensor | None] = {}
+        """By the memory of a tensor, a copy of all that lies in it; None for a parameter's."""
         self.pairs: list[tuple[Tensor, Tensor]] = []
         for owner in all_modules(module):
             if is_sealed(owner) or parameters_too:
@@ -60,14 +61,14 @@ class OwnTensors:
             return tensor.detach().clone()
         if memory in self._memory:
             copied = self._memory[memory]
-            return tensor if copied is None else _view_of(copied, tensor)
+            return tensor if copied is None else _view_of(copied.untyped_storage(), tensor)
+        made = tensor.clone()
         storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.numel() * tensor.element_size():
-            return tensor.detach().clone()
-        made = tensor.detach().clone()
+        if storage.nbytes() != tensor.nbytes:
+            return made
         if made.stride() != tensor.stride():
             made = _view_of(storage.clone(), tensor)
-        self._memory[memory] = made.untyped_storage()
+        self._memory[memory] = made
         return made
 
 

@@ -199,12 +199,9 @@ class Twin:
 
     def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
         state, known = new.__dict__, self._new
-        skipped = _GRAPH_AND_CODE if is_sealed(old) else _GRAPH
         # A module has a dozen empty containers: this loop is most of what a copy costs.
-        for key, value in list(old.__dict__.items()):
+        for key, value in _copied_attributes(old):
             kind = type(value)
-            if key in skipped:
-                continue
             if kind in _ATOM_TYPES:
                 state[key] = value
             elif kind in _PLAIN_CONTAINERS and not value:
@@ -212,6 +209,8 @@ class Twin:
                 if made is None:
                     made = known[id(value)] = kind()
                 state[key] = made
+            elif kind is tuple and _ATOM_TYPES.issuperset(map(type, value)):
+                state[key] = value
             elif key in HOOK_DICTS and value:
                 # Filled at the end; here so that the order of the keys is kept.
                 state[key] = value
@@ -351,7 +350,7 @@ class Twin:
         return self._object(value)
 
     def _immutable(self, value: Any) -> Any:
-        if all(type(item) in _ATOM_TYPES for item in value):
+        if _ATOM_TYPES.issuperset(map(type, value)):
             return value
         items = [self._value(item) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
@@ -468,7 +467,16 @@ _COPIED_CONTAINERS = frozenset(
 def _holds_plain_values(value: Any) -> bool:
     """Whether a container holds nothing that could need a copy."""
     items = (*value, *value.values()) if isinstance(value, dict) else value
-    return all(type(item) in _ATOM_TYPES for item in items)
+    return _ATOM_TYPES.issuperset(map(type, items))
+
+
+def _copied_attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """All but what is made anew for a copy: graphs, and the code of what is compiled."""
+    held = list(module.__dict__.items())
+    anew = _GRAPH_AND_CODE if is_sealed(module) else _GRAPH
+    if anew.isdisjoint(module.__dict__):
+        return held
+    return [(key, value) for key, value in held if key not in anew]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
