@@ -171,12 +171,20 @@ def _pairs(root: nn.Module, fallback: nn.Module) -> Iterator[tuple[nn.Module, nn
                 stack.append((child, match))
 
 
+_HELD_TOGETHER = ("_parameters", "_buffers", *HOOK_DICTS)
+
+
 def _hold_together(mine: nn.Module, other: nn.Module) -> None:
     """Share the dicts of two modules that hold the same, so that both see later changes."""
-    for key in ("_parameters", "_buffers", *HOOK_DICTS):
-        held, theirs = attributes_of(mine).get(key), attributes_of(other).get(key)
-        if not isinstance(held, dict) or not isinstance(theirs, dict):
-            continue
-        same = held.keys() == theirs.keys() and all(held[k] is theirs[k] for k in held)
-        if same:
-            attributes_of(mine)[key] = theirs
+    state, others = attributes_of(mine), attributes_of(other)
+    for key in _HELD_TOGETHER:
+        held, theirs = state.get(key), others.get(key)
+        if isinstance(held, dict) and isinstance(theirs, dict) and _are_alike(held, theirs):
+            state[key] = theirs
+
+
+def _are_alike(held: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether both hold the same objects under the same names."""
+    if not held or not theirs:
+        return not held and not theirs
+    return held.keys() == theirs.keys() and all(held[k] is theirs[k] for k in held)

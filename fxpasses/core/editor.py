@@ -1,7 +1,7 @@
 """How a pass changes a graph: as one transaction that adds and rewires, and can be taken back."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import torch
@@ -149,17 +149,13 @@ class Editor:
             self._current = None
         self._finish(current)
 
-    @contextmanager
-    def before(self, node: Node) -> Generator[None]:
+    def before(self, node: Node) -> AbstractContextManager[None]:
         """Create nodes just before `node` inside the block."""
-        with self._creating(node, near=node):
-            yield
+        return self._creating(node, near=node)
 
-    @contextmanager
-    def after(self, node: Node) -> Generator[None]:
+    def after(self, node: Node) -> AbstractContextManager[None]:
         """Create nodes just after `node` inside the block."""
-        with self._creating(node.next, near=node):
-            yield
+        return self._creating(node.next, near=node)
 
     @contextmanager
     def _creating(self, point: Node, near: Node) -> Generator[None]:

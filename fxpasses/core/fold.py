@@ -103,7 +103,9 @@ class Folds:
 
     def alias(self, fold: Fold, tensor: Tensor) -> None:
         """Also know `fold` by `tensor`: a Parameter made over its value."""
-        self._folds[id(tensor)] = replace(fold, value=tensor)
+        self._folds[id(tensor)] = Fold(
+            tensor, fold.formula, fold.sources, fold.by_rows, fold.trained
+        )
 
     def exact(self, tensor: Tensor) -> Tensor:
         """The float64 value of `tensor` before any rounding, through all folds behind it."""
@@ -126,17 +128,25 @@ class Folds:
         if fold is None:
             return (tensor,)
         reached = fold.sources if fold.trained is None else fold.trained
-        found = {id(root): root for source in reached for root in self.trained(source)}
-        return tuple(found.values())
+        return self._behind(reached, self.trained)
 
     def roots(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """The tensors of the original that `tensor` was computed from, or itself."""
         fold = self.find(tensor)
         if fold is None:
             return (tensor,)
+        return self._behind(fold.sources, self.roots)
+
+    def _behind(
+        self, sources: Sequence[Tensor], look: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """The tensors of the original that `sources` are, or `look` finds behind them."""
         found: dict[int, Tensor] = {}
-        for source in fold.sources:
-            found.update((id(root), root) for root in self.roots(source))
+        for source in sources:
+            if self.find(source) is None:
+                found[id(source)] = source
+            else:
+                found.update((id(root), root) for root in look(source))
         return tuple(found.values())
 
 

@@ -174,8 +174,13 @@ class Record:
         return _read(cls, data)
 
 
+_ATOMS = frozenset((str, int, float, bool, type(None)))
+
+
 def _plain(value: Any) -> Any:
     """Records as dictionaries, in containers of their own; `dataclasses.asdict` copies text too."""
+    if type(value) in _ATOMS:
+        return value
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, list):

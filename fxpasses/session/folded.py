@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from fxpasses.capture import FoldedWeight
 from fxpasses.core import Program, Watch, attribute
 from fxpasses.manager import PassRun
-from fxpasses.ops import module_of
+from fxpasses.ops import module_of, named_parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ def folded_in(program: Program) -> list[Folded]:
     of, also where only an earlier state of the program reads it.
     """
     for fold in program.folds:
-        if _is_trained(fold.value, program):
+        if not fold.value.requires_grad and _is_trained(fold.value, program):
             fold.value.requires_grad_()
     found = {
         id(one.tensor): one
@@ -72,7 +72,7 @@ def sources_of(
     names = {
         id(tensor): f"{path}.{name}" if path else name
         for holder in reversed(holders)
-        for path, module in holder.named_modules()
+        for path, module in named_parts(holder)
         for name, tensor in _held(module)
         if id(tensor) in roots
     }
@@ -102,10 +102,12 @@ def _trainable(sources: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[
             yield names[id(source)]
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters and buffers of one module; torch's own iterators ask for more."""
-    for held in (module._parameters, module._buffers):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
-        yield from ((name, tensor) for name, tensor in held.items() if tensor is not None)
+    places = (module._parameters, module._buffers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
+    return [
+        (name, tensor) for held in places for name, tensor in held.items() if tensor is not None
+    ]
 
 
 def bytes_of(tensors: Sequence[Tensor]) -> int:

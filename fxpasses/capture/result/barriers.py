@@ -95,11 +95,10 @@ class Barriers:
 
 
 def _stop_for(sources: Sequence[str]) -> Any:
-    first, more = sources[0], len(sources) - 1
-    names = f"{first} and {more} more" if more else first
-
     @unserializable_hook
     def stop(_: Tensor) -> None:
+        first, more = sources[0], len(sources) - 1
+        names = f"{first} and {more} more" if more else first
         raise GradientError(
             f"no gradient reaches {names}: a pass has folded what depends on it. To train, run "
             "the passes with training=True; for gradients of other tensors alone, name them, as "
