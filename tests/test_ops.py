@@ -109,7 +109,7 @@ def spellings_of(op: Op) -> set[str]:
     spellings = VOCABULARY[op]
     return {
         *map(_place, (*spellings.functions, *installed(spellings.function_names))),
-        *map(str, overloads_of(spellings.aten)),
+        *(str(f) for f in overloads_of(spellings.aten) if "Dimname" not in str(f._schema)),
         *(f".{method}" for method in spellings.methods),
         *(cls.__qualname__ for cls in (*spellings.modules, *installed(spellings.classes))),
     }

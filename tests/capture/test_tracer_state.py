@@ -258,6 +258,11 @@ def writes_parameter(s: Any, x: Tensor) -> Tensor:
 
 
 # name, forward, kind
+# Older versions of torch save the inputs of a checkpoint by an autograd function of their own.
+CHECKPOINT = (
+    OpaqueKind.CUSTOM_AUTOGRAD if hasattr(torch.utils.checkpoint, "_NoopSaveInputs") else REGION
+)
+
 OPAQUE: list[tuple[Any, OpaqueKind]] = [
     (no_grad, REGION),
     (lambda s, x: x + without_gradients(s, x), REGION),
@@ -266,8 +271,8 @@ OPAQUE: list[tuple[Any, OpaqueKind]] = [
     (inference_mode, REGION),
     (autocast, REGION),
     (saved_hooks, REGION),
-    (lambda s, x: checkpoint(s.linear, x, use_reentrant=False), REGION),
-    (lambda s, x: checkpoint(lambda y: s.linear(y).relu(), x, use_reentrant=False), REGION),
+    (lambda s, x: checkpoint(s.linear, x, use_reentrant=False), CHECKPOINT),
+    (lambda s, x: checkpoint(lambda y: s.linear(y).relu(), x, use_reentrant=False), CHECKPOINT),
     (backend_flags, REGION),
     (one_kernel, REGION),
     (default_dtype, REGION),

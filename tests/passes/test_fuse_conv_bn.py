@@ -677,8 +677,8 @@ class NormReadTwice(nn.Module):
 
 
 def _dividing_by_zero() -> nn.Module:
-    norm = drawn(nn.BatchNorm2d(4, eps=0))
-    norm.running_var[2] = 0
+    norm = drawn(nn.BatchNorm2d(4, eps=2**-17))
+    norm.running_var[2] = -norm.eps
     return InARow(nn.Conv2d(4, 4, 3), norm)
 
 

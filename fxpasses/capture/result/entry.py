@@ -4,6 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -330,7 +331,8 @@ def own_forward(module: nn.Module) -> Callable[..., Any]:
     forward = attributes_of(module).get("forward")
     if isinstance(forward, Forward):
         forward = forward.before
-    return type(module).forward.__get__(module) if forward is None else forward
+    # Not a bound method, which Dynamo traces in some versions only.
+    return partial(type(module).forward, module) if forward is None else forward
 
 
 class Forward:
