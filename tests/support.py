@@ -138,8 +138,9 @@ def _behaviour(module: GraphModule, example: Sequence[Any], *, training: bool) -
         seen.append([t.detach().clone() for t in (*_tensors(out), *_tensors(args))])
         if training:
             sum(t.double().square().sum() for t in _tensors(out) if t.requires_grad).backward()
-        for tensor in _tensors(out):
-            tensor.detach().zero_()
+        for number, tensor in enumerate(_tensors(out)):
+            tensor.detach().fill_(number)
+        seen.append([t.detach().clone() for t in _tensors(out)])
     gradients = [p.grad for p in module.parameters()] if training else []
     return [*seen, gradients]
 

@@ -108,6 +108,10 @@ class GraphPass(ABC):
     """Whether its result may be trained: gradients of what it keeps are equal."""
     runs_after: ClassVar[tuple[str, ...]] = ()
     """Passes that, where they are in the pipeline too, must come earlier."""
+    legal_if: ClassVar[tuple[Condition[Any], ...]] = ()
+    """What must hold, or the result is wrong."""
+    worthwhile_if: ClassVar[tuple[Condition[Any], ...]] = ()
+    """What must hold, or the result is slower or bigger."""
     remedies: ClassVar[Mapping[Condition[Any], str]] = {}
     """What to do where a condition does not hold: `call model.eval() first`. Reports show it."""
 
@@ -119,6 +123,16 @@ class GraphPass(ABC):
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
         """The rewrites to make, one by one; each is applied before the next is asked for."""
 
+    def refusal(self, node: Node, site: Any, facts: Facts) -> Refusal | None:
+        """The first condition that does not hold at a site, or None: it may be rewritten."""
+        for legal, conditions in ((False, self.legal_if), (True, self.worthwhile_if)):
+            for condition in conditions:
+                if reason := condition(site, facts):
+                    remedy = self.remedies.get(condition, "")
+                    name = condition.__name__
+                    return Refusal.at(node, name, reason, legal=legal, remedy=remedy)
+        return None
+
     @classmethod
     def summary(cls) -> str:
         return (inspect.getdoc(cls) or "").partition("\n")[0]
@@ -129,11 +143,6 @@ class GraphPass(ABC):
 
 class Rewrite(GraphPass, Generic[SiteT]):
     """A local rewrite, applied in one sweep wherever it matches and nothing forbids it."""
-
-    legal_if: ClassVar[tuple[Condition[Any], ...]] = ()
-    """What must hold, or the result is wrong."""
-    worthwhile_if: ClassVar[tuple[Condition[Any], ...]] = ()
-    """What must hold, or the result is slower or bigger."""
 
     @abstractmethod
     def match(self, node: Node, facts: Facts) -> SiteT | None:
@@ -159,19 +168,10 @@ class Rewrite(GraphPass, Generic[SiteT]):
         site = self.match(node, facts)
         if site is None:
             return None
-        return self._refusal(node, site, facts) or self._step(node, site)
+        return self.refusal(node, site, facts) or self._step(node, site)
 
     def _step(self, node: Node, site: SiteT) -> Step:
         return Step(node, self.why(site), lambda edit: self.rewrite(site, edit))
-
-    def _refusal(self, node: Node, site: SiteT, facts: Facts) -> Refusal | None:
-        for legal, conditions in ((False, self.legal_if), (True, self.worthwhile_if)):
-            for condition in conditions:
-                if reason := condition(site, facts):
-                    remedy = self.remedies.get(condition, "")
-                    name = condition.__name__
-                    return Refusal.at(node, name, reason, legal=legal, remedy=remedy)
-        return None
 
 
 class Gate:
