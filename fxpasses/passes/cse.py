@@ -20,7 +20,6 @@ from fxpasses.core import (
     Numerics,
     Refusal,
     Step,
-    TensorInfo,
     is_replaced,
 )
 from fxpasses.ops import ELEMENTWISE, Op, bind, module_of, op_of, op_of_module
@@ -127,8 +126,8 @@ class Cse(GraphPass):
             key = None if is_replaced(node) else _key(node, facts)
             if key is None:
                 continue
-            site = Site(seen.get(key, node), node)
-            if site.first is not node:
+            if (first := seen.get(key)) is not None:
+                site = Site(first, node)
                 refusal = self.refusal(node, site, facts)
                 if refusal is None:
                     yield _merging(site)
@@ -160,7 +159,7 @@ def _key(node: Node, facts: Facts) -> Hashable:
 def _call_key(node: Node, facts: Facts) -> Hashable:
     op = op_of(node)
     # Of numbers and tuples, the same name may mean another thing: (1,) + (2,).
-    if op in _SPELLED_ALIKE and isinstance(facts.known(node), TensorInfo):
+    if op in _SPELLED_ALIKE and facts.dtype(node) is not None:
         operands = bind(node)
         if operands is not None:
             return op, _frozen(_in_order(op, operands))
