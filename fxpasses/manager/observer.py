@@ -8,6 +8,12 @@ from fxpasses.errors import PassError
 class Observer:
     """Override what is of interest. An error in an observer is an error of the run."""
 
+    def stage(self, name: str) -> None:
+        """A stage of a run begins: `capture`, `passes` or `verify`.
+
+        The last two come again where something is undone, or each pass is verified.
+        """
+
     def started(self, record: PassRecord, program: Program) -> None:
         """A pass is about to run."""
 

@@ -115,6 +115,7 @@ class Attempts:
     def _optimise(
         self, undone: Undone, up_to: int | None = None, *, move_graphs: bool = False
     ) -> Attempt:
+        self.settings.tell("passes")
         program = fork(self.captured.program, move_graphs=move_graphs)
         left_out = set(undone.passes)
         if up_to is not None:
@@ -129,7 +130,7 @@ class Attempts:
             gate=gate,
             keep_regions=verified,
             on_failure=self.settings.on_failure,
-            observers=[cuts] if verified else [],
+            observers=[*([cuts] if verified else []), *self.settings.observers],
             effects=self.registry.effects,
         )
         start = time.perf_counter()
@@ -154,6 +155,7 @@ class Attempts:
         )
 
     def _verify(self, attempt: Attempt) -> Attempt:
+        self.settings.tell("verify")
         start = time.perf_counter()
         verdict = self._check(attempt)
         self.seconds["verify"] += time.perf_counter() - start

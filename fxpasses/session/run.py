@@ -12,10 +12,11 @@ from fxpasses.core import Record
 from fxpasses.core.given import as_call, count_of, flag, one_of, texts
 from fxpasses.core.randomness import own_generator
 from fxpasses.core.surroundings import surroundings_kept
+from fxpasses.manager import Observer
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import require_module
 from fxpasses.session.placement import device_of, named_device
-from fxpasses.session.settings import OnFailure, Settings, level_of, registry_of
+from fxpasses.session.settings import OnFailure, Settings, level_of, observers_of, registry_of
 from fxpasses.session.stages import Request, Session
 
 _AFTER_FAILURES: tuple[OnFailure, ...] = ("raise", "skip")
@@ -39,6 +40,7 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
     skip: Iterable[str] = (),
     only: Iterable[str] | None = None,
     stop_after: int | None = None,
+    observers: Iterable[Observer] = (),
 ) -> GraphModule:
     """Optimise `model` by `passes` and return the result; the model itself stays as it is.
 
@@ -62,6 +64,7 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         skip: ids of rewrites that must not happen.
         only: ids of the only rewrites that may happen.
         stop_after: the number of rewrites to stop after.
+        observers: told of the stages and the passes as they run.
 
     Raises:
         FxPassesError: one of its kinds; nothing has been changed then. What the model itself
@@ -74,6 +77,7 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         skip=texts(skip, "skip", _IDS),
         only=None if only is None else texts(only, "only", _IDS),
         stop_after=count_of(stop_after, "stop_after", "rewrites"),
+        observers=observers_of(observers),
     )
     session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
     device = device_of(target)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fxpasses.core import Gate
-from fxpasses.core.given import instance
+from fxpasses.core.given import instance, shown
 from fxpasses.errors import ArgumentError
+from fxpasses.manager import Observer
 from fxpasses.registry import Registry
 from fxpasses.verify.check import Level
 
@@ -26,6 +27,11 @@ class Settings:
     skip: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
     stop_after: int | None = None
+    observers: tuple[Observer, ...] = ()
+
+    def tell(self, stage: str) -> None:
+        for observer in self.observers:
+            observer.stage(stage)
 
     def gate(self, undone: Iterable[str] = ()) -> Gate:
         skip = self.skip.union(undone)
@@ -41,6 +47,19 @@ def level_of(verify: object) -> Level | None:
     if isinstance(verify, bool | str) and verify in _LEVELS:
         return _LEVELS[verify]
     raise ArgumentError(f'verify={verify!r}: pass True, "each", "full" or False')
+
+
+def observers_of(given: object) -> tuple[Observer, ...]:
+    """Who is told of stages and passes.
+
+    Raises:
+        ArgumentError: it is no collection of `Observer`s.
+    """
+    advice = "a collection of fxpasses.manager.Observer"
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentError(f"observers={shown(given)}: pass {advice}")
+    found = cast("Iterable[object]", given)
+    return tuple(instance(one, "observers", Observer, advice) for one in found)
 
 
 def registry_of(choice: object) -> Registry:

@@ -73,6 +73,7 @@ class Session:
 
     def capture(self) -> Capture:
         """The model as graphs, with the run of the example that comes along."""
+        self.request.settings.tell("capture")
         start = time.perf_counter()
         how = "none" if self.call is None else "given"
         if self.call is None and self.request.settings.level is not None:
