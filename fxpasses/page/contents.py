@@ -29,8 +29,7 @@ def page_of(record: Record, calls: Mapping[str, Any] | None, *, details: bool = 
         Section("pipeline", (Line(record.pipeline or "(no passes)"),)),
         Section("result", (_result(record),)),
         Section("time", (_time(record),)),
-        Section("captured", tuple(_capture(record.capture, details=details))),
-        Section("opaque", tuple(_opaque(record.capture.opaque, details=details))),
+        *capture_sections(record.capture, details=details),
         Section("passes", tuple(_passes(record.passes, details=details))),
         Section("refused", tuple(refusals_of(record.passes, details=details))),
         Section("verified", tuple(verification_of(record, details=details))),
@@ -38,6 +37,14 @@ def page_of(record: Record, calls: Mapping[str, Any] | None, *, details: bool = 
         Section("notes", tuple(_notes(record.notes, details=details))),
     ]
     return Page.of(_title(record), sections)
+
+
+def capture_sections(capture: CaptureRecord, *, details: bool = False) -> list[Section]:
+    """What became a graph, and what did not."""
+    return [
+        Section("captured", tuple(_capture(capture, details=details))),
+        Section("opaque", tuple(_opaque(capture.opaque, details=details))),
+    ]
 
 
 def _title(record: Record) -> str:

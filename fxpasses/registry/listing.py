@@ -1,12 +1,12 @@
 """Everything that a registry holds, for people and programs: passes, pipelines, what is broken."""
 
 import inspect
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxpasses.core import ForeignPass, GraphPass
 from fxpasses.errors import PipelineError, RegistryError
-from fxpasses.registry.entries import PassEntry, PipelineEntry, Problem
+from fxpasses.registry.entries import EffectEntry, PassEntry, PipelineEntry, Problem
 from fxpasses.registry.options import Option, options_of
 from fxpasses.registry.registry import Registry
 from fxpasses.registry.syntax import Entry, Repeated
@@ -46,7 +46,7 @@ class Listing:
 
     passes: tuple[ListedPass, ...] = ()
     pipelines: tuple[ListedPipeline, ...] = ()
-    effects: dict[str, Any] = field(default_factory=dict[str, Any])
+    effects: tuple[EffectEntry, ...] = ()
     problems: tuple[Problem, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def listed(registry: Registry) -> Listing:
     return Listing(
         tuple(_listed_pass(entry) for entry in registry.passes()),
         tuple(_listed_pipeline(entry, registry) for entry in registry.pipelines()),
-        {name: asdict(entry) for name, entry in registry.declared().items()},
+        tuple(registry.declared().values()),
         tuple(registry.problems()),
     )
 

@@ -81,23 +81,12 @@ class Session:
         args, kwargs = self.call or (None, None)
         settings = self.request.settings
         captured = capture(self.model, args, kwargs, training=settings.training)
-        self.record.capture = _capture_record(captured, how)
+        self.record.capture = capture_record(captured, how)
+        # An unverified run does not ask for another forward.
         if settings.level is not None or not captured.opaque:
-            self._note_coverage(captured)
+            note_coverage(self.record.capture, captured)
         self.record.seconds["capture"] = time.perf_counter() - start
         return captured
-
-    def _note_coverage(self, captured: Capture) -> None:
-        # Costs a forward where anything is opaque, which an unverified run does not ask for.
-        try:
-            covered = captured.coverage()
-        except Exception as error:  # whatever a model raises when it is run again
-            text = f"coverage is not known: the model raises {type(error).__name__}"
-            self.record.capture.notes.append(text)
-            return
-        if covered is not None:
-            self.record.capture.calls_covered = covered.calls
-            self.record.capture.flops_covered = covered.flops
 
     def _infer_call(self) -> str:
         inferred = infer_arguments(self.model)
@@ -190,7 +179,8 @@ def _nodes(program: Program) -> int:
     return sum(len(graph_module.graph.nodes) for _, graph_module in program)
 
 
-def _capture_record(captured: Capture, how: str) -> CaptureRecord:
+def capture_record(captured: Capture, how: str) -> CaptureRecord:
+    """What a capture is, as data; `how` says where its example is from."""
     return CaptureRecord(
         sizes=captured.sizes,
         example=how,
@@ -205,6 +195,21 @@ def _capture_record(captured: Capture, how: str) -> CaptureRecord:
         traces=captured.traces,
         notes=list(captured.notes),
     )
+
+
+def note_coverage(record: CaptureRecord, captured: Capture) -> None:
+    """Put down how much runs from graphs, or why that is not known.
+
+    Costs a forward where anything is opaque.
+    """
+    try:
+        covered = captured.coverage()
+    except Exception as error:  # whatever a model raises when it is run again
+        record.notes.append(f"coverage is not known: the model raises {type(error).__name__}")
+        return
+    if covered is not None:
+        record.calls_covered = covered.calls
+        record.flops_covered = covered.flops
 
 
 def _text(source: object) -> str | None:
