@@ -60,6 +60,8 @@ def test_an_installed_wheel_finds_its_registry(wheel: Path, tmp_path: Path) -> N
     assert Path(file).is_relative_to(installed)
     assert "'fuse_conv_bn'" in passes
     assert rewrites == "1"
+    script = str(installed / "bin" / "fxpasses")
+    assert _python(script, "--version", cwd=elsewhere, path=installed).startswith("fxpasses ")
 
 
 def test_an_editable_install_finds_its_registry(tmp_path: Path) -> None:

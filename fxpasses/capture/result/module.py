@@ -417,6 +417,21 @@ def entry_of(module: nn.Module) -> Entry:
     return attributes_of(module)[_ENTRY]
 
 
+def graphs_of(result: nn.Module) -> dict[str, "CapturedModule"]:
+    """The graphs of a result by the paths of the modules that they stand in for.
+
+    Raises:
+        ResultError: `result` is no captured module.
+    """
+    entry_of(result)
+    found = {"": cast("CapturedModule", result)}
+    for path, module in result.named_modules():
+        forward = attributes_of(module).get("forward")
+        if isinstance(forward, Forward) and isinstance(forward.serve, CapturedModule):
+            found[path] = forward.serve
+    return found
+
+
 def calls_of(result: nn.Module) -> Mapping[str, Any]:
     """How often the graph ran, and how often and why the module's own code did.
 

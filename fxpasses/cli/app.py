@@ -1,0 +1,282 @@
+"""The commands and their options. What they do is in `commands`, which loads torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import fxpasses
+from fxpasses.cli.choices import (
+    Capturing,
+    Checks,
+    Failure,
+    Pipeline,
+    Showing,
+    Sizes,
+    Subject,
+    Verify,
+)
+from fxpasses.cli.outcome import told
+
+_HELP = "Graph passes on torch models: explicit, verified, explained."
+_CODES = "Exit codes: 0 verified, 1 failed or not verified, 2 wrong use, 130 interrupted."
+
+app = typer.Typer(
+    name="fxpasses",
+    help=_HELP,
+    epilog=_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="torchvision:NAME, timm:NAME, package.module:FACTORY or file.py:FACTORY, built with "
+        "random weights; with options as in 'timm:resnet18{num_classes=10}'.",
+    ),
+]
+Passes = Annotated[
+    str,
+    typer.Option(
+        "--passes",
+        "-p",
+        metavar="PIPELINE",
+        help="Names of passes and pipelines, as `fxpasses passes` lists them: 'inference,-dce', "
+        "'constant_fold{largest_bytes=1024},dce', '(constant_fold,dce)*4'.",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="SPEC",
+        show_default=False,
+        help="One argument of the example call, several times: SHAPE, SHAPE:DTYPE or "
+        "SHAPE:DTYPE[LOW,HIGH], as in 1x3x224x224, scalar:float64, 2x16:int64[0,999] (both ends "
+        "included). NAME=SPEC passes it by name, [SPEC,...] is a list, {KEY=SPEC,...} a mapping, "
+        "==VALUE or NAME==VALUE a plain value. Without any it is inferred where that is "
+        "unambiguous.",
+    ),
+]
+Train = Annotated[
+    bool, typer.Option("--train", help="Put the model in training mode; else in eval mode.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N: a copy is optimised there."),
+]
+Registries = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--registry",
+        metavar="FILE",
+        show_default=False,
+        help="A registry file with more passes and pipelines, several times.",
+    ),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", show_default=False, help="Leave out this rewrite, several times."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", show_default=False, help="Make only this rewrite, several times."),
+]
+Seed = Annotated[int, typer.Option(help="Of the random weights and inputs.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help="Write all of the report here, in the form of the suffix: .txt, .md, .html, .json.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Details = Annotated[bool, typer.Option("--details", help="Print everything, not one screen.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fxpasses {fxpasses.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=_HELP, epilog=_CODES)
+def top(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
+@app.command(
+    short_help="Optimise, verify and report.",
+    epilog="Such as: fxpasses run torchvision:resnet50 -i 1x3x224x224 -o fast.pt",
+)
+def run(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    passes: Passes = "inference",
+    input: Inputs = None,  # noqa: A002  the name of the option
+    target: Target = None,
+    train: Train = False,
+    verify: Annotated[
+        Verify,
+        typer.Option(
+            help="sites: every rewrite at its site, and the whole once; each: the whole after "
+            "each pass; full: more probes, and gradients; off: nothing."
+        ),
+    ] = Verify.SITES,
+    on_failure: Annotated[
+        Failure,
+        typer.Option(help="What becomes of a pass that fails, or a rewrite that is found wrong."),
+    ] = Failure.RAISE,
+    skip: Skip = None,
+    only: Only = None,
+    stop_after: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Stop after N rewrites.")
+    ] = None,
+    registry: Registries = None,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="Save the result: as a module (.pt, .pth), or the code of its graphs, to be "
+            "read (.py).",
+        ),
+    ] = None,
+    report: Report = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """Optimise MODEL, verify the result, and report what was done and what was refused."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        commands.run(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            _pipeline(passes, registry, target, skip, only),
+            Checks(verify, on_failure, stop_after),
+            Showing(report, json=json, details=details),
+            output,
+        )
+
+
+@app.command(short_help="What run would rewrite and refuse.")
+def plan(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    passes: Passes = "inference",
+    input: Inputs = None,  # noqa: A002  the name of the option
+    target: Target = None,
+    train: Train = False,
+    skip: Skip = None,
+    only: Only = None,
+    registry: Registries = None,
+    seed: Seed = 0,
+    report: Report = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """Show what `run` would rewrite in MODEL and what it would refuse. Nothing is verified."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        commands.plan(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            _pipeline(passes, registry, target, skip, only),
+            Showing(report, json=json, details=details),
+        )
+
+
+@app.command(short_help="Passes, pipelines and plugins by name.")
+def passes(
+    *,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", show_default=False, help="Only these."),
+    ] = None,
+    registry: Registries = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """List passes and pipelines, with options and where each comes from; and what is broken."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        commands.passes(
+            tuple(names or ()), tuple(registry or ()), Showing(json=json, details=details)
+        )
+
+
+@app.command(short_help="What becomes graphs, and what runs its own code.")
+def capture(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    input: Inputs = None,  # noqa: A002  the name of the option
+    train: Train = False,
+    sizes: Annotated[
+        Sizes,
+        typer.Option(help="Branches on sizes: guards checks them at run time; kinds leaves them."),
+    ] = Sizes.GUARDS,
+    leaf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FUNCTION",
+            show_default=False,
+            help="A function, such as einops.*, that stays one node; several times.",
+        ),
+    ] = None,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print the code of the graphs instead.")
+    ] = False,
+    seed: Seed = 0,
+    report: Report = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """Show how much of MODEL becomes graphs, and what runs its own code and why."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        commands.capture(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            Capturing(sizes, tuple(leaf or ()), code=code),
+            Showing(report, json=json, details=details),
+        )
+
+
+def _pipeline(
+    passes: str,
+    registry: list[Path] | None,
+    target: str | None,
+    skip: list[str] | None,
+    only: list[str] | None,
+) -> Pipeline:
+    chosen = None if only is None else tuple(only)
+    return Pipeline(passes, tuple(registry or ()), target, tuple(skip or ()), chosen)

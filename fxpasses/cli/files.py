@@ -1,0 +1,64 @@
+"""What a command writes, checked before anything that takes long is done."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.fx import GraphModule
+
+from fxpasses.capture import graphs_of
+from fxpasses.cli.outcome import say
+from fxpasses.errors import ArgumentError
+from fxpasses.page.shown import Shown
+
+REPORTS: Final = (".txt", ".md", ".html", ".json")
+_MODULES: Final = (".pt", ".pth")
+RESULTS: Final = (*_MODULES, ".py")
+
+
+def require(path: Path | None, option: str, suffixes: Iterable[str]) -> None:
+    """Refuse what cannot be written.
+
+    Raises:
+        ArgumentError: the suffix says no form, or there is no such folder.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in suffixes:
+        raise ArgumentError(f"{option} {path}: end it in {', '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"{option} {path}: there is no folder {path.parent}")
+
+
+def write_report(report: Shown, path: Path | None) -> None:
+    if path is not None:
+        report.save(path, details=True)
+        say(f"written: {path}")
+
+
+def write_result(result: GraphModule, path: Path | None) -> None:
+    """Save the module, or its code, whole or not at all."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _MODULES:
+        path.write_text(code_of(graphs_of(result)), encoding="utf-8")
+        say(f"written: {path}")
+        return
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        torch.save(result, unfinished)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    say(
+        f"written: {path}. torch.load({str(path)!r}, weights_only=False) loads it where fxpasses "
+        "is installed. That runs code in the file: load only what you trust"
+    )
+
+
+def code_of(graphs: Mapping[str, GraphModule]) -> str:
+    """The generated code of every graph, under the path of the module that it stands in for."""
+    parts = [f"# {path or 'the model'}\n{one.code.strip()}\n" for path, one in graphs.items()]
+    return "\n\n".join(parts)
