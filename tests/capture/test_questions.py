@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_any, tree_map_, tree_map_only
 
 from fxpasses.capture import calls_of, capture, release
 from fxpasses.capture.result.questions import QUESTIONS, Kept
@@ -320,3 +321,15 @@ def test_an_assertion_behind_an_effect_does_not_repeat_it() -> None:
     with pytest.raises(AssertionError, match=r"expected 3, got \.\.\."):
         root(torch.zeros(2, 4))
     assert root.seen.item() == 1
+
+
+def walks_a_tree(self: Any, x: Tensor) -> Any:
+    doubled = tree_map_only(Tensor, lambda t: t * 2, {"x": x, "n": 3})
+    tree_map_(lambda t: t.add_(1) if isinstance(t, Tensor) else t, (x,))
+    return doubled, tree_any(lambda t: isinstance(t, nn.Parameter), x), x
+
+
+@pytest.mark.parametrize("args", [(X,), None], ids=["example", "names"])
+def test_torch_s_walks_over_trees_find_the_tensors(args: Any) -> None:
+    root = capture(module(walks_a_tree), args).program.root
+    torch.testing.assert_close(root(X.clone()), walks_a_tree(None, X.clone()), rtol=0, atol=0)

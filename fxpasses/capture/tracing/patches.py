@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
 import torch
@@ -67,6 +67,7 @@ _INTERNAL: Final = (
     "fxpasses",
     "contextlib",
 )
+_ASKS_FOR_OTHERS: Final = "torch.utils._pytree"
 _STATE_READERS: Final = (*_INTERNAL, "torch.autograd", "torch.random", "torch.nn", "torch.amp")
 
 
@@ -225,8 +226,7 @@ class Replacements:
         special = VALUE_TYPES | {Shape}
 
         def is_asked_by_model() -> bool:
-            name = frame(2).f_globals.get("__name__", "")
-            return not (host.evaluating or name.startswith(_INTERNAL))
+            return not (host.evaluating or _module_asking(frame(2)).startswith(_INTERNAL))
 
         def isinstance_of(value: Any, kinds: Any, /) -> bool:
             if type(value) in special and ident() == thread and is_asked_by_model():
@@ -403,6 +403,15 @@ class Replacements:
             function = names.get(name, getattr(builtins, name, None))
             if function is not None:
                 self._patches.entry(names, name, self._leaf(function))
+
+
+def _module_asking(asking: FrameType) -> str:
+    """The name of the module whose code asks, itself or by `tree_map_only` and its kin."""
+    name: str = asking.f_globals.get("__name__", "")
+    while name.startswith(_ASKS_FOR_OTHERS) and asking.f_back is not None:
+        asking = asking.f_back
+        name = asking.f_globals.get("__name__", "")
+    return name
 
 
 def _modules_of(package: str) -> list[ModuleType]:
