@@ -66,6 +66,15 @@ def result_is_never_written(site: ConstantValue, facts: Facts) -> str | None:
     return f"{writer.name} may write it" if writer else None
 
 
+def nothing_else_writes_on_the_way(site: ConstantValue, facts: Facts) -> str | None:
+    repeated = [step.node for step in site.recipe.steps]
+    for value in repeated[:-1]:
+        writer = facts.written_between(value, site.node, value)
+        if writer is not None and writer not in repeated:
+            return f"{writer.name} may write {value.name}, which it is made of"
+    return None
+
+
 def result_stays_inside(site: ConstantValue, facts: Facts) -> str | None:
     """Who gets a result may write it, and must not find what was written in the next one."""
     handed_out = facts.may_alias(site.node.graph.output_node(), site.node)
@@ -117,6 +126,7 @@ class ConstantFold(GraphPass):
         sources_are_never_written,
         no_source_is_trained,
         result_is_never_written,
+        nothing_else_writes_on_the_way,
         result_stays_inside,
         shape_is_known_ahead,
         result_follows_the_model,

@@ -272,6 +272,13 @@ class WrittenAndReadElsewhere(Weighted):
         return x * view.mul_(2).sum() + made
 
 
+class WrittenOnTheWay(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.a + self.b
+        made.view(2, 2).mul_(2)
+        return x * made.sum()
+
+
 class ResultReturned(Weighted):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         made = self.a + self.b
@@ -315,6 +322,7 @@ REFUSED: dict[Condition[Any], Case] = {
     subject.sources_are_never_written: Case(Written()),
     subject.no_source_is_trained: Case(Trained(), training=True),
     subject.result_is_never_written: Case(ResultWritten()),
+    subject.nothing_else_writes_on_the_way: Case(WrittenOnTheWay()),
     subject.result_stays_inside: Case(ResultReturned()),
     subject.shape_is_known_ahead: Case(HangsOnData()),
     subject.result_follows_the_model: Case(StaysFloat32(), then=lambda module: module.half()),
