@@ -67,7 +67,7 @@ def result_is_never_written(site: ConstantValue, facts: Facts) -> str | None:
 
 
 def nothing_else_writes_on_the_way(site: ConstantValue, facts: Facts) -> str | None:
-    repeated = [step.node for step in site.recipe.steps]
+    repeated = [step.node for step in site.recipe.steps if step.op != "get_attr"]
     for value in repeated[:-1]:
         writer = facts.written_between(value, site.node, value)
         if writer is not None and writer not in repeated:
