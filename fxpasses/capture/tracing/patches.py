@@ -67,6 +67,7 @@ _INTERNAL: Final = (
     "fxpasses",
     "contextlib",
 )
+_MODELS: Final = "fxpasses.testing"
 _ASKS_FOR_OTHERS: Final = "torch.utils._pytree"
 _STATE_READERS: Final = (*_INTERNAL, "torch.autograd", "torch.random", "torch.nn", "torch.amp")
 
@@ -226,7 +227,7 @@ class Replacements:
         special = VALUE_TYPES | {Shape}
 
         def is_asked_by_model() -> bool:
-            return not (host.evaluating or _module_asking(frame(2)).startswith(_INTERNAL))
+            return not (host.evaluating or _is_among(_module_asking(frame(2)), _INTERNAL))
 
         def isinstance_of(value: Any, kinds: Any, /) -> bool:
             if type(value) in special and ident() == thread and is_asked_by_model():
@@ -315,7 +316,7 @@ class Replacements:
 
         def is_grad_enabled() -> bool:
             name = frame(1).f_globals.get("__name__", "")
-            if is_tracing() and not name.startswith(_STATE_READERS):
+            if is_tracing() and not _is_among(name, _STATE_READERS):
                 host.reads_grad_mode = True
             return function()
 
@@ -327,7 +328,7 @@ class Replacements:
 
         def is_inference_mode_enabled() -> bool:
             name = frame(1).f_globals.get("__name__", "")
-            if is_tracing() and not name.startswith(_STATE_READERS):
+            if is_tracing() and not _is_among(name, _STATE_READERS):
                 raise host.refuse(OpaqueKind.REGION, "asks whether inference mode is on")
             return function()
 
@@ -338,7 +339,7 @@ class Replacements:
 
         def setting() -> Any:
             asking = frame(1).f_globals.get("__name__", "")
-            if is_tracing() and not asking.startswith(_STATE_READERS):
+            if is_tracing() and not _is_among(asking, _STATE_READERS):
                 host.settings.add(name)
             return function()
 
@@ -403,6 +404,11 @@ class Replacements:
             function = names.get(name, getattr(builtins, name, None))
             if function is not None:
                 self._patches.entry(names, name, self._leaf(function))
+
+
+def _is_among(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module is in one of these packages, and does not hold models for tests."""
+    return name.startswith(packages) and not name.startswith(_MODELS)
 
 
 def _module_asking(asking: FrameType) -> str:

@@ -15,6 +15,7 @@ from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.core.values import Source
 
 _OURS = str(Path(fxpasses.__file__).parent) + "/"
+_MODELS = _OURS + "testing/"  # the models of the kit for pass authors are models as any other
 _TORCH = str(Path(torch.__file__).parent) + "/"
 TRACE_BEGINS = "run_the_trace"  # the function whose callers are no code of the model
 _PLUMBING = ("/contextlib.py", "/functools.py", "<frozen")
@@ -45,7 +46,8 @@ class Refusal(Exception):  # noqa: N818 - a signal to the tracer; no user ever s
 @cache
 def is_model_file(name: str) -> bool:
     """Whether code of file `name` is the model's, neither torch's nor ours nor mere plumbing."""
-    return not name.startswith((_OURS, _TORCH)) and not name.endswith(_PLUMBING)
+    is_own = name.startswith((_OURS, _TORCH)) and not name.startswith(_MODELS)
+    return not is_own and not name.endswith(_PLUMBING)
 
 
 def model_frame() -> FrameType | None:
