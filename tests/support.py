@@ -1,7 +1,6 @@
-"""What the test of every pass needs: models as graphs, and passes without their conditions."""
+"""What the test of every pass needs: models as graphs, and what became of them."""
 
 import copy
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ from torch.overrides import TorchFunctionMode
 from fxpasses.core import (
     STANDS_FOR,
     VALUE,
-    GraphPass,
     Known,
     PassResult,
     TensorInfo,
 )
-from fxpasses.manager import apply
 from fxpasses.ops import FACTORIES, Op, op_of, op_of_function
 
 
@@ -95,67 +92,6 @@ def _known(value: Any) -> Known:
 def exported(model: nn.Module, *example: Any) -> GraphModule:
     """The model as torch.export spells it: aten ops, parameters read by get_attr."""
     return torch.export.export(model, example).module(check_guards=False)
-
-
-def unchecked(pass_type: type[GraphPass], **options: Any) -> GraphPass:
-    """The pass with every condition taken away."""
-    free = type(pass_type.__name__, (pass_type,), {"legal_if": (), "worthwhile_if": ()})
-    return free(**options)
-
-
-def goes_wrong(
-    graph_pass: GraphPass,
-    module: GraphModule,
-    *example: Any,
-    training: bool = False,
-    then: Callable[[nn.Module], object] = lambda module: None,
-) -> bool:
-    """Whether the pass breaks this module: it raises, or outputs or gradients change.
-
-    Each is called twice, so that what the first call leaves behind is seen too, and the caller
-    writes into what it is given. Before the calls, `then` is done to both.
-    """
-    changed = copy.deepcopy(module)
-    for before, after in zip(module.graph.nodes, changed.graph.nodes, strict=True):
-        after.meta = dict(before.meta)
-    original = copy.deepcopy(module)
-    then(original)
-    wanted = _behaviour(original, example, training=training)
-    try:
-        apply(graph_pass, changed, training=training)
-        then(changed)
-        got = _behaviour(changed, example, training=training)
-    except Exception:  # any error at all means that the pass broke it
-        return True
-    return not _agree(got, wanted)
-
-
-def _behaviour(module: GraphModule, example: Sequence[Any], *, training: bool) -> list[Any]:
-    seen: list[Any] = []
-    torch.manual_seed(0)
-    for _ in range(2):
-        args = copy.deepcopy(example)
-        out = module(*args)
-        seen.append([t.detach().clone() for t in (*_tensors(out), *_tensors(args))])
-        if training:
-            sum(t.double().square().sum() for t in _tensors(out) if t.requires_grad).backward()
-        for number, tensor in enumerate(_tensors(out)):
-            tensor.detach().fill_(number)
-        seen.append([t.detach().clone() for t in _tensors(out)])
-    gradients = [p.grad for p in module.parameters()] if training else []
-    return [*seen, gradients]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _agree(got: list[Any], wanted: list[Any]) -> bool:
-    try:
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
-    except (AssertionError, TypeError, RuntimeError):
-        return False
-    return True
 
 
 def reasons(result: PassResult) -> list[str]:

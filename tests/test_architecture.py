@@ -41,8 +41,10 @@ def test_a_registered_pass_has_one_name_everywhere(name: str) -> None:
 def test_every_pass_file_is_registered_and_tested() -> None:
     names = {path.stem for path in PASSES}
     assert names == set(REGISTRY["passes"])
-    missing = [n for n in names if not (CHECKOUT / f"tests/passes/test_{n}.py").is_file()]
-    assert missing == []
+    tests = {name: CHECKOUT / f"tests/passes/test_{name}.py" for name in names}
+    assert [name for name, path in tests.items() if not path.is_file()] == []
+    unchecked = [n for n, path in tests.items() if "check_pass(" not in path.read_text("utf-8")]
+    assert unchecked == []
 
 
 @pytest.mark.parametrize("path", PASSES, ids=lambda path: path.stem)

@@ -11,9 +11,11 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.analysis.facts import GraphFacts
 from fxpasses.core import Editor, Gate, carry_out
+from fxpasses.manager import apply
 from fxpasses.passes.dce import Dce
+from fxpasses.testing import check_pass
 from fxpasses.text import graph_text
-from tests.support import apply, exported, traced
+from tests.support import exported, traced
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -66,6 +68,10 @@ def test_removes_what_nothing_reads(graph_of: Any, model: type[nn.Module], text:
     assert not result.refusals
     assert torch.equal(module(X), expected)
     assert not apply(Dce(), module).modified
+
+
+def test_keeps_the_promises_of_a_pass() -> None:
+    check_pass(Dce, models=[(model().eval(), X) for model in (UnusedLayers, UnusedWeights)])
 
 
 class WritesItsInput(nn.Module):

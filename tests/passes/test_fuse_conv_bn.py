@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,20 +13,19 @@ from torch.nn.utils import parametrizations
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from fxpasses.core import Condition
+from fxpasses.manager import apply
 from fxpasses.ops import Op
 from fxpasses.passes import fuse_conv_bn as subject
 from fxpasses.passes.fuse_conv_bn import FuseConvBn, Site
+from fxpasses.testing import Model, check_pass
 from fxpasses.text import graph_text
 from tests.support import (
-    apply,
     bare,
     exported,
-    goes_wrong,
     ops,
     reasons,
     the_node,
     traced,
-    unchecked,
 )
 
 IMAGE = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -690,11 +688,8 @@ def _out_of_range(scale: float, weight: float) -> nn.Module:
     return model
 
 
-@dataclass(frozen=True)
-class Case:
-    model: nn.Module
-    example: Tensor = IMAGE
-    training: bool = False
+def case(module: nn.Module, example: Tensor = IMAGE, *, training: bool = False) -> Model:
+    return Model(module, (example,), training=training)
 
 
 FROZEN_WIDE = InARow(nn.Conv2d(4, 4, 3).bfloat16(), drawn(FrozenBatchNorm2d(4)))
@@ -708,24 +703,26 @@ def _far_from_its_mean(deviations: float) -> nn.Module:
     return InARow(norm, nn.Conv2d(4, 4, 3))
 
 
-REFUSED: dict[Condition[Site], Case] = {
-    subject.norm_uses_running_statistics: Case(ConvNorm().train()),
-    subject.parameters_are_constant: Case(WeightComputedAtRunTime()),
-    subject.parameters_are_plain_tensors: Case(OddWeight()),
-    subject.nothing_writes_the_parameters: Case(StatisticsWritten()),
-    subject.no_parameter_is_trained: Case(ConvNorm(), training=True),
-    subject.norm_works_on_the_channels: Case(
+REFUSED: dict[Condition[Site], Model] = {
+    subject.norm_uses_running_statistics: case(
+        InARow(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval()
+    ),
+    subject.parameters_are_constant: case(WeightComputedAtRunTime()),
+    subject.parameters_are_plain_tensors: case(OddWeight()),
+    subject.nothing_writes_the_parameters: case(StatisticsWritten()),
+    subject.no_parameter_is_trained: case(ConvNorm(), training=True),
+    subject.norm_works_on_the_channels: case(
         InARow(nn.Linear(4, 4), drawn(nn.BatchNorm1d(4))), IMAGE[0, :, :4, :4]
     ),
-    subject.result_keeps_its_dtype: Case(FROZEN_WIDE, IMAGE.bfloat16()),
-    subject.nothing_writes_between: Case(WrittenBetween()),
-    subject.padding_is_not_shifted: Case(
+    subject.result_keeps_its_dtype: case(FROZEN_WIDE, IMAGE.bfloat16()),
+    subject.nothing_writes_between: case(WrittenBetween()),
+    subject.padding_is_not_shifted: case(
         InARow(drawn(nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3, padding=1))
     ),
-    subject.scale_is_finite: Case(_dividing_by_zero()),
-    subject.little_cancels: Case(_far_from_its_mean(1e5), IMAGE + 1e5),
-    subject.weights_fit_their_dtype: Case(_out_of_range(3e4, 8), IMAGE.half() * 1e-3),
-    subject.nothing_else_reads_between: Case(ConvReadTwice()),
+    subject.scale_is_finite: case(_dividing_by_zero()),
+    subject.little_cancels: case(_far_from_its_mean(1e5), IMAGE + 1e5),
+    subject.weights_fit_their_dtype: case(_out_of_range(3e4, 8), IMAGE.half() * 1e-3),
+    subject.nothing_else_reads_between: case(ConvReadTwice()),
 }
 
 UNBATCHED = torch.randn(4, 6, generator=torch.Generator().manual_seed(4))
@@ -736,47 +733,44 @@ class FunctionalUnbatched(ConvNorm):
         return F.batch_norm(F.conv2d(x, self.conv.weight, padding=1), *self.statistics)
 
 
-ALSO_REFUSED: list[tuple[Condition[Site], Case]] = [
-    (
-        subject.norm_uses_running_statistics,
-        Case(InARow(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval()),
-    ),
+ALSO_REFUSED: list[tuple[Condition[Site], Model]] = [
+    (subject.norm_uses_running_statistics, case(ConvNorm().train())),
     (
         subject.norm_works_on_the_channels,
-        Case(InARow(nn.Conv1d(4, 4, 3), drawn(nn.BatchNorm1d(4))), UNBATCHED),
+        case(InARow(nn.Conv1d(4, 4, 3), drawn(nn.BatchNorm1d(4))), UNBATCHED),
     ),
-    (subject.norm_works_on_the_channels, Case(FunctionalUnbatched(), IMAGE[0, :, :4, :4])),
+    (subject.norm_works_on_the_channels, case(FunctionalUnbatched(), IMAGE[0, :, :4, :4])),
     (
         subject.norm_works_on_the_channels,
-        Case(InARow(drawn(nn.BatchNorm1d(4)), nn.Linear(4, 4)), IMAGE[0, :, :4, :4]),
+        case(InARow(drawn(nn.BatchNorm1d(4)), nn.Linear(4, 4)), IMAGE[0, :, :4, :4]),
     ),
-    (subject.norm_works_on_the_channels, Case(LinearNorm(1, 2), torch.ones(3, 1, 4))),
-    (subject.nothing_writes_between, Case(InputWrittenBetween())),
+    (subject.norm_works_on_the_channels, case(LinearNorm(1, 2), torch.ones(3, 1, 4))),
+    (subject.nothing_writes_between, case(InputWrittenBetween())),
     (
         subject.padding_is_not_shifted,
-        Case(InARow(drawn(nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3, padding="same"))),
+        case(InARow(drawn(nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3, padding="same"))),
     ),
     (
         subject.padding_is_not_shifted,
-        Case(InARow(drawn(nn.BatchNorm2d(4)), nn.ConvTranspose2d(4, 4, 3))),
+        case(InARow(drawn(nn.BatchNorm2d(4)), nn.ConvTranspose2d(4, 4, 3))),
     ),
-    (subject.weights_fit_their_dtype, Case(_out_of_range(1e-3, 1e-3), IMAGE.half())),
-    (subject.nothing_else_reads_between, Case(NormReadTwice())),
-    (subject.nothing_else_reads_between, Case(DropoutReadTwice(), ROWS)),
-    (subject.nothing_writes_between, Case(DropoutWritten(), ROWS)),
+    (subject.weights_fit_their_dtype, case(_out_of_range(1e-3, 1e-3), IMAGE.half())),
+    (subject.nothing_else_reads_between, case(NormReadTwice())),
+    (subject.nothing_else_reads_between, case(DropoutReadTwice(), ROWS)),
+    (subject.nothing_writes_between, case(DropoutWritten(), ROWS)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("condition", "case"),
+    ("condition", "refused"),
     [*REFUSED.items(), *ALSO_REFUSED],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_refuses(condition: Condition[Site], case: Case) -> None:
-    module = traced(case.model, case.example)
+def test_refuses(condition: Condition[Site], refused: Model) -> None:
+    module = traced(refused.module, *refused.inputs)
     before = graph_text(module)
 
-    result = apply(FuseConvBn(), module, training=case.training)
+    result = apply(FuseConvBn(), module, training=refused.training)
 
     assert reasons(result) == [condition.__name__]
     assert [r.legal for r in result.refusals] == [condition in FuseConvBn.worthwhile_if]
@@ -788,17 +782,16 @@ def test_every_condition_has_its_refusal() -> None:
     assert (*FuseConvBn.legal_if, *FuseConvBn.worthwhile_if) == tuple(REFUSED)
 
 
-@pytest.mark.parametrize("condition", FuseConvBn.legal_if, ids=lambda c: c.__name__)
-def test_each_legality_condition_is_needed(condition: Condition[Site]) -> None:
-    case = REFUSED[condition]
-    module = traced(case.model, case.example)
-    assert goes_wrong(unchecked(FuseConvBn), module, case.example, training=case.training)
-
-
-@pytest.mark.parametrize("condition", FuseConvBn.worthwhile_if, ids=lambda c: c.__name__)
-def test_without_the_other_conditions_it_is_still_right(condition: Condition[Site]) -> None:
-    case = REFUSED[condition]
-    assert not goes_wrong(unchecked(FuseConvBn), traced(case.model, case.example), case.example)
+def test_keeps_the_promises_of_a_pass() -> None:
+    check_pass(
+        FuseConvBn,
+        models=[
+            (ConvNorm().eval(), IMAGE),
+            (InARow(drawn(nn.BatchNorm1d(4)), nn.Linear(4, 5)).eval(), ROWS),
+        ],
+        goes_wrong={condition: REFUSED[condition] for condition in FuseConvBn.legal_if},
+        still_right={condition: REFUSED[condition] for condition in FuseConvBn.worthwhile_if},
+    )
 
 
 @pytest.mark.parametrize(("deviations", "folds"), [(0.0, True), (3.0, True), (5.0, False)])

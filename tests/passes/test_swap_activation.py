@@ -13,7 +13,8 @@ from fxpasses.manager import apply
 from fxpasses.ops import ACTIVATIONS, Op
 from fxpasses.passes import swap_activation as subject
 from fxpasses.passes.swap_activation import NAMES, Site, SwapActivation
-from tests.support import ops, reasons, traced, unchecked
+from fxpasses.testing import check_pass
+from tests.support import ops, reasons, traced
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 TO_SILU = SwapActivation(mapping={"relu": "silu"})
@@ -160,15 +161,13 @@ def test_refuses(condition: Condition[Site]) -> None:
     assert not result.modified
 
 
-@pytest.mark.parametrize("condition", REFUSED)
-def test_each_legality_condition_is_needed(condition: Condition[Site]) -> None:
-    compute, x = REFUSED[condition]
-    module = traced(Subject(compute), x)
-
-    apply(unchecked(SwapActivation, mapping={"relu": "gelu"}), module)
-
-    with pytest.raises(NotImplementedError, match="Long"):
-        module(x)
+def test_keeps_the_promises_of_a_pass() -> None:
+    check_pass(
+        SwapActivation,
+        options={"mapping": {"relu": "gelu"}},
+        models=[(Subject(SPELLINGS[name]).eval(), X) for name in ("module", "in-place method")],
+        goes_wrong={c: (Subject(compute).eval(), x) for c, (compute, x) in REFUSED.items()},
+    )
 
 
 def test_every_refusal_is_tested_here() -> None:
