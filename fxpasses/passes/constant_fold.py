@@ -139,6 +139,7 @@ class ConstantFold(GraphPass):
         sources_are_never_written: "write to a tensor of its own instead of to one it is made of",
         no_source_is_trained: _NOT_FOR_TRAINING,
         result_is_never_written: "write to a copy: replace the in-place call by the plain one",
+        nothing_else_writes_on_the_way: "replace the in-place call by the plain one",
         result_stays_inside: "nothing: whoever gets the result may write it; or return a clone",
         shape_is_known_ahead: "give it a size that does not hang on data",
         result_follows_the_model: "name no dtype and no device where it is made: use "
