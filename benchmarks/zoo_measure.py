@@ -88,22 +88,11 @@ class _Measurement:
         outcome.norms = _norms(self._model)
 
     def run(self, *, verify: bool) -> None:
-        self._capture()
         result = self._optimise(verify=verify)
+        self._cover()
         self._compare(result)
         self._warm()
         self._stock()
-
-    def _capture(self) -> None:
-        """Coverage costs a forward, which an unverified run does not make."""
-        outcome = self._outcome
-        captured = fxpasses.capture(self._model, *self._example)
-        outcome.opaque = [
-            {**dataclasses.asdict(leaf), "kind": str(leaf.kind), "source": str(leaf.source or "")}
-            for leaf in captured.opaque
-        ]
-        outcome.notes, outcome.guards = list(captured.notes), captured.guards
-        outcome.calls, outcome.flops = _coverage(captured)
 
     def _optimise(self, *, verify: bool) -> nn.Module:
         outcome = self._outcome
@@ -111,14 +100,24 @@ class _Measurement:
             warnings.simplefilter("ignore", fxpasses.errors.FxPassesWarning)
             result = fxpasses.run(self._model, PIPELINE, *self._example, verify=verify)
         record = fxpasses.report(result).record
+        captured = record.capture
+        outcome.opaque = [dataclasses.asdict(leaf) for leaf in captured.opaque]
+        outcome.calls, outcome.flops = captured.calls_covered, captured.flops_covered
+        outcome.guards = captured.guards
         outcome.nodes_before, outcome.nodes_after = record.nodes_before, record.nodes_after
         folds = [one for one in record.passes if one.name == "fuse_conv_bn"]
         outcome.folded = sum(len(one.rewrites) for one in folds)
         outcome.prepared = record.seconds["capture"] + record.seconds["passes"]
-        outcome.notes += record.notes + record.verification.notes
+        outcome.notes = [*captured.notes, *record.notes, *record.verification.notes]
         if verify:
             self._note_verification(record)
         return result
+
+    def _cover(self) -> None:
+        """An unverified run does not make the forward that measures coverage."""
+        if self._outcome.calls is None:
+            captured = fxpasses.capture(self._model, *self._example)
+            self._outcome.calls, self._outcome.flops = _coverage(captured)
 
     def _note_verification(self, record: Record) -> None:
         outcome, verification = self._outcome, record.verification
