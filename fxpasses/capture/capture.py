@@ -24,6 +24,7 @@ from fxpasses.capture.result.forms import tensors_of
 from fxpasses.capture.result.module import CapturedModule, around, entry_of, install
 from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.result.questions import answer_of
+from fxpasses.capture.result.undo import Foreseen
 from fxpasses.capture.retraced import STAND_INS, bare, captured_before, show_guards
 from fxpasses.capture.tracing.tracer import (
     Call,
@@ -263,6 +264,7 @@ class _Capturing:
         entry = Entry(pattern, module, renamed=made.renamed, flags=flags)
         entry.opaque = [_at(module, opaque.path) for opaque in made.opaque]
         entry.reads_device = made.reads_device
+        entry.foreseen = Foreseen() if made.late_guards else None
         if not made.effect:
             # Without an example, little is known of what comes before an error.
             entry.run_again_after = (AssertionError,) if example is None else (Exception,)

@@ -461,3 +461,24 @@ def test_without_an_example_an_opaque_child_may_change_what_it_is_given() -> Non
     result = fxpasses.run(model, [], verify=False)
     for x in (X, -X):
         assert same(copy.deepcopy(model)(x), result(x))
+
+
+def test_a_generator_that_a_model_holds_is_moved_by_its_own_calls_alone() -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(0)
+            self.lists = [self.generator, torch.default_generator]
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.lists[0] is self.generator
+            return x + torch.rand(x.shape, generator=self.generator)
+
+    model, expected = Drawing(), Drawing()
+    state = model.generator.get_state()
+    result = fxpasses.run(model, [], (torch.zeros(3),))
+    assert torch.equal(model.generator.get_state(), state)
+    assert result.lists[1] is torch.default_generator
+    for _ in range(2):
+        assert torch.equal(result(torch.zeros(3)), expected(torch.zeros(3)))
+    assert torch.equal(model.generator.get_state(), state)

@@ -104,19 +104,32 @@ def test_what_a_failing_module_did_is_undone_before_it_runs_its_own_code() -> No
     assert same(found.outputs, tuple(value.detach() for value in expected))
 
 
-def test_a_guard_may_not_follow_an_effect() -> None:
+def test_a_guard_may_not_follow_what_cannot_be_taken_back() -> None:
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, *, writes: bool) -> None:
             super().__init__()
-            self.drop = nn.Dropout(0.5)
+            self.drop, self.writes = nn.Dropout(0.5), writes
 
         def forward(self, x: Tensor) -> Tensor:
+            if self.writes:
+                x += 1
             y = self.drop(x)
             return y * 2 if y.shape[0] > 3 else y
 
-    model = nn.Sequential(Model())
-    assert traced(model.train(), (X,)).kinds == {"0": OpaqueKind.GUARD_AFTER_EFFECT}
-    assert traced(model.eval(), (X,)).kinds == {}
+    class Outer(nn.Module):
+        def __init__(self, *, writes: bool) -> None:
+            super().__init__()
+            self.inner = Model(writes=writes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    writing = traced(Outer(writes=True), (X,))
+    assert writing.kinds == {"inner": OpaqueKind.GUARD_AFTER_EFFECT}
+    drawing = traced(Outer(writes=False), (X,))
+    assert (drawing.kinds, drawing.trace.late_guards) == ({}, 1)
+    quiet = traced(Outer(writes=False).eval(), (X,))
+    assert (quiet.kinds, quiet.trace.late_guards) == ({}, 0)
 
 
 def test_guards_hold_or_miss() -> None:

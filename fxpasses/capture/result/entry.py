@@ -23,6 +23,7 @@ from fxpasses.capture.result.forms import (
 from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.result.steps import count_steps
+from fxpasses.capture.result.undo import Foreseen, Undo, sizes_of
 from fxpasses.capture.twins.graphs import is_picklable
 from fxpasses.core import Watch
 from fxpasses.errors import FxPassesError, GuardError, ModeError, ResultError, StaleWeightsError
@@ -83,6 +84,8 @@ class Entry:
         self.pickles_fallback = False
         self.run_again_after: tuple[type[Exception], ...] = ()
         """What a graph may raise, so that another run of the call repeats nothing."""
+        self.foreseen: Foreseen | None = None
+        """Where guards follow what a second run would repeat: the sizes for which they hold."""
         self.reads_device = True
         self.dtypes: tuple[torch.dtype, ...] | None = None
         """Of the weights as they were captured, where they have been converted since."""
@@ -122,11 +125,14 @@ class Entry:
                     return self._run_traced(pattern, graph, args, kwargs)
                 reason = pattern.describe_difference(args, kwargs)
                 return self._miss(reason or "arguments in another form", args, kwargs)
-            graph_args, graph_kwargs = call
-        else:
-            graph_args, graph_kwargs = args, kwargs
+            args, kwargs = call[0], dict(call[1])
+        if self.foreseen is not None:
+            return self._serve_undoably(self.foreseen, graph, args, kwargs)
+        return self._serve_by(graph, args, kwargs)
+
+    def _serve_by(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
         try:
-            output = graph(*graph_args, **self._safe(graph_kwargs))
+            output = graph(*args, **self._safe(kwargs))
         except GuardMiss as miss:
             reason = f"a size: {miss}"
         except FxPassesError:
@@ -142,6 +148,23 @@ class Entry:
             self.calls.graph += 1
             return output
         return self._miss(reason, args, kwargs)
+
+    def _serve_undoably(
+        self, foreseen: Foreseen, graph: GraphCall, args: Args, kwargs: dict[str, Any]
+    ) -> Any:
+        """Serve a call by a graph whose guards may miss when it has changed something already."""
+        fallback, sizes = self.fallback, sizes_of(args, kwargs)
+        undo = None if fallback is None or sizes in foreseen else Undo(fallback)
+        try:
+            output = graph(*args, **self._safe(kwargs))
+        except GuardMiss as miss:
+            if undo is None:
+                raise GuardError(f"the graph does not hold for this call: a size: {miss}") from miss
+            undo.take_back()
+            return self._miss(f"a size: {miss}", args, kwargs)
+        foreseen.add(sizes)
+        self.calls.graph += 1
+        return output
 
     def _run_traced(
         self, pattern: Pattern, graph: GraphCall, args: Args, kwargs: dict[str, Any]
@@ -190,6 +213,8 @@ class Entry:
     def inherit(self, before: "Entry") -> None:
         """Take over what holds for a graph that this one was traced from."""
         self.flags.extend(before.flags)
+        if before.foreseen is not None:
+            self.foreseen = Foreseen()
         self.watches, self.mode_reasons = list(before.watches), before.mode_reasons
         self.barriers = Barriers(before.barriers.weights)
 

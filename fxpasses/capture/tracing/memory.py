@@ -33,6 +33,7 @@ class Checkpoint:
     serial: int
     entries: int
     effect: str
+    lasting: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.effect = ""  # what a second run of the module's own code would repeat
+        self.lasting = ""  # that part of it which cannot be taken back before such a run
         self._owned: dict[int, int] = {}
         self._foreign: dict[int, nn.Parameter] = {}
         self._serial = 1
@@ -159,6 +161,8 @@ class Memory:
         if key is None:
             return
         serial = self._owned.get(key)
+        if serial is None or key in self._given:
+            self.lasting = self.lasting or "a write to an input or to memory outside of the model"
         if serial is None:
             if key in self._foreign and not self._lends_parameters:
                 raise Refusal(OpaqueKind.WRITES_PARAMETER, "writes a parameter in place")
@@ -208,7 +212,7 @@ class Memory:
     def checkpoint(self) -> Checkpoint:
         self._serial += 1
         self._saved.append(set())
-        point = Checkpoint(self._serial, len(self._log), self.effect)
+        point = Checkpoint(self._serial, len(self._log), self.effect, self.lasting)
         self._points.append(point)
         return point
 
@@ -228,7 +232,7 @@ class Memory:
         del self._saved[index + 1 :]
         while len(self._log) > point.entries:
             self._log.pop().undo()
-        self.effect = point.effect
+        self.effect, self.lasting = point.effect, point.lasting
 
 
 def _refill(storage: torch.UntypedStorage, saved: torch.UntypedStorage) -> None:

@@ -56,7 +56,7 @@ class _Mark:
     calls: int
     constants: int
     unregistered: int
-    guards: int
+    guards: tuple[int, int]
     reads_training: int
     num_calls: int
     memory: Checkpoint
@@ -217,9 +217,12 @@ class ModuleTracer(AttributeTracer):
 
     def _check_structure(self, node: Node, known: Any) -> None:
         expected = structure_of(known)
-        check = require_structure if self.memory.effect else check_structure
-        self.create_node("call_function", check, (node, self.argument(expected)), {})
-        self.guards += 1
+        arguments = (node, self.argument(expected))
+        if self.memory.lasting:
+            self.create_node("call_function", require_structure, arguments, {})
+            self.guards += 1
+        else:
+            self.add_guard(check_structure, arguments)
 
     def _runner_of(self, module: nn.Module, opaque: Opaque) -> Callable[..., Any]:
         """Runs the module's own code on the example, noting the calls below it."""
@@ -266,7 +269,7 @@ class ModuleTracer(AttributeTracer):
             calls=len(self.calls),
             constants=len(self.constants),
             unregistered=len(self.paths.unregistered),
-            guards=self.guards,
+            guards=(self.guards, self.late_guards),
             reads_training=len(self.reads_training),
             num_calls=len(self._called),
             memory=self.memory.checkpoint(),
@@ -329,7 +332,7 @@ class ModuleTracer(AttributeTracer):
             self.request.root.__dict__.pop(name, None)
         del self.constants[mark.constants :]
         self.paths.forget(mark.unregistered)
-        self.guards = mark.guards
+        self.guards, self.late_guards = mark.guards
         del self.reads_training[mark.reads_training :]
         while len(self._called) > mark.num_calls:
             self._num_calls[self._called.pop()] -= 1

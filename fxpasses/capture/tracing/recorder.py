@@ -79,7 +79,7 @@ class Recorder:
         self.sizes_from_data = self.squeezed = False
         self.has_example = request.args is not None
         self.uses_guards = self.has_example and request.sizes == "guards"
-        self.guards = 0
+        self.guards = self.late_guards = 0
         self.reads_grad_mode = self.reads_device = False
         self.settings: set[str] = set()
         self.asking = Asking(self)
@@ -335,15 +335,17 @@ class Recorder:
         return type_of_value(self, value)
 
     def add_guard(self, check: Any, args: tuple[Any, ...]) -> None:
-        if self.memory.effect:
-            reason = f"depends on a size after {self.memory.effect}"
+        if self.memory.lasting:
+            reason = f"depends on a size after {self.memory.lasting}"
             raise self.refuse(OpaqueKind.GUARD_AFTER_EFFECT, reason)
         self.create_node("call_function", check, args, {})
         self.guards += 1
+        self.late_guards += bool(self.memory.effect)
 
     def guard_after(self, reason: str) -> None:
         """From here on, running the module's own code again would repeat something."""
         self.memory.effect = self.memory.effect or reason
+        self.memory.lasting = self.memory.lasting or reason
 
     # -- tensors that are no proxies
 

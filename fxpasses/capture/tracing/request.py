@@ -182,6 +182,8 @@ class Trace:
     reads_grad_mode: bool
     reads_training: tuple[str, ...]
     guards: int
+    late_guards: int
+    """Those that follow an effect, which has to be taken back where one of them misses."""
     changing: frozenset[str]
     notes: tuple[str, ...] = ()
     reads_device: bool = True

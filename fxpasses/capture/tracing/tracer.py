@@ -190,6 +190,7 @@ class _Run:
             reads_grad_mode=tracer.reads_grad_mode,
             reads_training=tuple(dict.fromkeys(tracer.reads_training)),
             guards=tracer.guards,
+            late_guards=tracer.late_guards,
             changing=frozenset(tracer.changing),
             notes=tuple(tracer.notes),
             reads_device=tracer.reads_device,

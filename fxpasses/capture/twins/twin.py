@@ -34,7 +34,7 @@ TensorMap = Callable[[Tensor], Tensor]
 _ATOMS = (
     *(str, bytes, int, float, complex, bool, type(None), slice, range, enum.Enum, type),
     *(types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Size),
-    *(torch.layout, torch.memory_format, torch.Generator),
+    *(torch.layout, torch.memory_format),
 )
 _ATOM_TYPES = frozenset(_ATOMS)
 # Objects of these packages hold no model state of their own, or cannot be copied.
@@ -330,9 +330,17 @@ class Twin:
             return self._module(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
+        if isinstance(value, torch.Generator):
+            return self._generator(value)
         if isinstance(value, _ATOMS):
             return value
         return self._callable_or_object(value, kind)
+
+    def _generator(self, generator: torch.Generator) -> torch.Generator:
+        """What draws from it moves it, as a write does a tensor. The process's own is everybody's."""
+        if self._tensors is None or generator in (torch.default_generator, *_of_gpus()):
+            return generator
+        return self._remember(generator, generator.clone_state())
 
     def _callable_or_object(self, value: Any, kind: type) -> Any:
         if isinstance(value, functools.partial):
@@ -483,3 +491,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, in its `__dict__` and in slots."""
     yield from list(getattr(value, "__dict__", {}).items())
     yield from slots_of(value)
+
+
+def _of_gpus() -> tuple[torch.Generator, ...]:
+    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
