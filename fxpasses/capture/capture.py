@@ -49,7 +49,7 @@ from fxpasses.errors import ArgumentError, CaptureError
 from fxpasses.ops import op_of_module
 
 LeafFunctions = Sequence[Callable[..., Any] | str]
-_SIZES: tuple[Sizes, ...] = ("guards", "kinds")
+_SIZES: tuple[Sizes, ...] = ("guards", "kinds", "shapes")
 
 
 def capture(
@@ -69,6 +69,8 @@ def capture(
             names alone.
         kwargs: Its keyword arguments.
         sizes: `guards`: branches on sizes become checks at run time. `kinds`: they are opaque.
+            `shapes`: the graphs hold for the sizes and strides of the example alone, and compute
+            no sizes.
         leaf_functions: Functions, or names such as `einops.*`, that stay one node.
         training: The mode to capture; by default that of `model`.
 

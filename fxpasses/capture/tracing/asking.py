@@ -54,6 +54,14 @@ class Asking:
                     self._answer(found, "device")
         return self._asked
 
+    def ask_for_sizes(self) -> None:
+        """The sizes of every input, and how it lies in memory, are part of the pattern."""
+        for found in self._inputs.values():
+            is_strided = found.example.layout is torch.strided
+            for question in _ABOUT_SIZES if is_strided else ("shape",):
+                answers = self._asked.setdefault(found.number, {})
+                answers[question] = answer_of(found.example, question)
+
     def ask(self, value: Value, question: str) -> Any:
         """The answer to a question about a tensor, the same for every call from now on."""
         if isinstance(value, Held):
@@ -91,4 +99,5 @@ class Asking:
         return self._host.refuse(OpaqueKind.CONTROL_FLOW, f"{what} of {of}")
 
 
+_ABOUT_SIZES: Final = ("shape", "stride", "storage_offset")
 _SOME_TENSOR: Final = torch.empty(0)

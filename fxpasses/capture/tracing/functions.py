@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxpasses.capture.result.calls import IN_PLACE
 from fxpasses.capture.tracing.internals import ScriptMethod
-from fxpasses.capture.tracing.proxies import Made, Shape, Size, Value, find_value
+from fxpasses.capture.tracing.proxies import Held, Made, Shape, Size, Value, find_value
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.values import (
     ANSWERED,
@@ -45,6 +45,7 @@ _ABOUT_CONSTANTS: Final = (
         ["__repr__", "__format__", "__str__", "__hash__", "__dir__", "is_same_size", "is_tensor"]
     )
 )
+_ABOUT_MEMORY: Final = frozenset(("stride", "is_contiguous", "storage_offset"))
 _DECISIONS: Final = frozenset(
     [
         "__bool__",
@@ -148,7 +149,7 @@ def _question(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    if value.taint is Taint.FIXED and not value.loose:
+    if value.taint is Taint.FIXED and not value.loose and not _may_change(host, value, name):
         return _ask(host, known, name, args, kwargs)
     if name in ("dim", "ndimension") and not value.loose:
         return known.dim()
@@ -158,6 +159,14 @@ def _question(
     answer = _ask(host, known, name, args, kwargs)
     host.note_value(node, answer, rank_is_fixed=True)
     return Made(node, host, answer, max(value.taint, Taint.SIZE))
+
+
+def _may_change(host: "Recorder", value: Value, name: str) -> bool:
+    """Whether an answer for one call may be another for the next, all inputs being alike.
+
+    How a result lies in memory is up to the kernel that computes it.
+    """
+    return host.sizes_are_fixed and name in _ABOUT_MEMORY and not isinstance(value, Held)
 
 
 def _ask(

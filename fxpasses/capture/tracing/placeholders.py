@@ -114,7 +114,8 @@ class Inputs:
         recorder = self._recorder
         copy = recorder.copied(example)
         recorder.memory.give(copy)
-        root.known, root.taint, root.is_tensor = copy, Taint.SIZE, True
+        root.known, root.is_tensor = copy, True
+        root.taint = Taint.FIXED if recorder.sizes_are_fixed else Taint.SIZE
         if isinstance(root, Made):
             recorder.note_value(root.node, copy, rank_is_fixed=True)
         self._twice[id(example)] = root

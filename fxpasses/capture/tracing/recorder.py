@@ -78,7 +78,8 @@ class Recorder:
         self.evaluating = 0
         self.sizes_from_data = self.squeezed = False
         self.has_example = request.args is not None
-        self.uses_guards = self.has_example and request.sizes == "guards"
+        self.uses_guards = self.has_example and request.sizes != "kinds"
+        self.sizes_are_fixed = self.has_example and request.sizes == "shapes"
         self.guards = self.late_guards = 0
         self.reads_grad_mode = self.reads_device = False
         self.settings: set[str] = set()

@@ -11,7 +11,7 @@ from torch.fx import Graph
 
 from fxpasses.core.values import Source
 
-Sizes: TypeAlias = Literal["guards", "kinds"]
+Sizes: TypeAlias = Literal["guards", "kinds", "shapes"]
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -179,6 +179,8 @@ class _Run:
 
     def _result(self, outputs: Any) -> Trace:
         tracer = self._tracer
+        if tracer.sizes_are_fixed:
+            tracer.asking.ask_for_sizes()
         return Trace(
             graph=tracer.graph,
             opaque=list(tracer.opaque.values()),

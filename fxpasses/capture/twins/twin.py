@@ -330,19 +330,19 @@ class Twin:
             return self._module(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if isinstance(value, torch.Generator):
-            return self._generator(value)
         if isinstance(value, _ATOMS):
             return value
         return self._callable_or_object(value, kind)
 
     def _generator(self, generator: torch.Generator) -> torch.Generator:
-        """What draws from it moves it, as a write does a tensor. The process's own is everybody's."""
+        """Draws move it, as a write does a tensor. The process's own is everybody's."""
         if self._tensors is None or generator in (torch.default_generator, *_of_gpus()):
             return generator
         return self._remember(generator, generator.clone_state())
 
     def _callable_or_object(self, value: Any, kind: type) -> Any:
+        if isinstance(value, torch.Generator):
+            return self._generator(value)
         if isinstance(value, functools.partial):
             return self._partial(value)
         if isinstance(value, types.MethodType):
