@@ -19,6 +19,7 @@ from fxpasses.capture.aliased import apart, holds_for_both, shares
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.captured import Capture, Reference
 from fxpasses.capture.inside import attributes_of, is_sealed
+from fxpasses.capture.leaves import default_leaves
 from fxpasses.capture.result.entry import Entry, own_function
 from fxpasses.capture.result.forms import tensors_of
 from fxpasses.capture.result.module import CapturedModule, around, entry_of, install
@@ -71,7 +72,8 @@ def capture(
         sizes: `guards`: branches on sizes become checks at run time. `kinds`: they are opaque.
             `shapes`: the graphs hold for the sizes and strides of the example alone, and compute
             no sizes.
-        leaf_functions: Functions, or names such as `einops.*`, that stay one node.
+        leaf_functions: Functions, or names such as `package.windows.*`, that stay one node, beside
+            those of einops, and those of torchvision and timm that cannot be traced.
         training: The mode to capture; by default that of `model`.
 
     Raises:
@@ -214,7 +216,8 @@ class _Capturing:
         known: Known,
         copies: Sequence[tuple[Tensor, Tensor]],
     ) -> Request:
-        leaf_functions = self._leaf_functions
+        defaults = default_leaves(self._sizes, has_example=example is not None)
+        leaf_functions = (*self._leaf_functions, *defaults)
         if bare(scratch, example):
             leaf_functions = (*leaf_functions, *STAND_INS)
         given = None if example is None else example.copied()

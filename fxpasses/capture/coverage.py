@@ -1,5 +1,6 @@
 """How much of a forward runs from captured graphs."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from fxpasses.capture.twins.twin import twin
 from fxpasses.core.randomness import own_draws
 from fxpasses.core.recording import Recording
 
-# The code that torch generates from graphs; frames of torch and of this package pass calls on.
+# The code that torch generates from graphs. Frames of torch, of this package, and of one whose
+# functions are nodes of graphs, pass calls on.
 _GENERATED: Final = "<eval_with_key>"
 _PASSING_ON: Final = (
     f"{Path(torch.__file__).parent}{'/'}",
     f"{Path(__file__).parent.parent}{'/'}",
 )
+_EINOPS: Final = f"{os.sep}einops{os.sep}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def _runs_from_graph(frame: FrameType | None) -> bool:
         name = frame.f_code.co_filename
         if name.startswith(_GENERATED):
             return True
-        if not name.startswith(_PASSING_ON) and not name.startswith("<"):
+        passes_on = name.startswith((*_PASSING_ON, "<")) or _EINOPS in name
+        if not passes_on:
             return False
         frame = frame.f_back
     return False

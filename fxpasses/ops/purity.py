@@ -58,6 +58,14 @@ KNOWN_FUNCTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "torch.nn.functional.multi_head_attention_forward": ("dropout_p",),
     "torchvision.ops.drop_block.drop_block2d": ("p",),
     "torchvision.ops.drop_block.drop_block3d": ("p",),
+    "torchvision.ops.boxes.batched_nms": (),
+    "torchvision.ops.boxes.masks_to_boxes": (),
+    "einops.einops.rearrange": (),
+    "einops.einops.reduce": (),
+    "einops.einops.repeat": (),
+    "einops.einops.einsum": (),
+    "einops.packing.pack": (),
+    "einops.packing.unpack": (),
 }
 """Functions of other packages that are traced as one call, and only compute.
 

@@ -3,9 +3,12 @@
 import collections
 import contextlib
 import copy
+import functools
+import gc
 import logging
 import random
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -659,3 +662,54 @@ def test_looking_at_containers_runs_no_code_of_theirs() -> None:
     result = traced(model, (X,))
     assert result.kinds == {}
     assert_same_calls(model, result)
+
+
+@functools.lru_cache
+def doubled(size: int) -> int:
+    return size * 2
+
+
+class Remembering(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(2, 0)[: doubled(x.shape[0])]
+
+
+def test_a_cache_by_size_is_left_as_it_was_found() -> None:
+    doubled.cache_clear()
+    model = nn.Sequential(nn.Linear(4, 4), Remembering()).eval()
+    for _ in range(2):  # the second trace meets what the first has left in the cache
+        result = traced(model, (X,))
+        assert result.kinds == {}
+        for rows in (3, 2):
+            x = X[:rows]
+            assert torch.equal(result(x), model(x))
+    assert doubled(3) == 6
+    assert type(doubled(3)) is int
+
+
+def test_a_cache_by_size_keeps_nothing_of_a_trace_alive() -> None:
+    doubled.cache_clear()
+    model = nn.Sequential(nn.Linear(4, 4), Remembering()).eval()
+    weight = weakref.ref(traced(copy.deepcopy(model), (X,)).model[0].weight)
+    gc.collect()
+    assert weight() is None
+
+
+class Recalling(nn.Module):
+    @staticmethod
+    @functools.cache
+    def tripled(size: int) -> int:
+        return size * 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(3, 0)[: self.tripled(x.shape[0])]
+
+
+def test_a_cache_that_no_name_of_a_file_reaches_is_never_asked_for_a_trace_that_has_ended() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Recalling()).eval()
+    for _ in range(2):
+        result = traced(model, (X,))
+        for rows in (3, 2):
+            x = X[:rows]
+            assert torch.equal(result(x), model(x))
+    assert type(Recalling.tripled(3)) is int

@@ -56,6 +56,7 @@ _FACTORIES: Final = [
     "normal",
 ]
 _FROM_MEMORY: Final = ["from_numpy", "frombuffer", "from_dlpack", "asarray"]
+_CACHED: Final = type(functools.cache(len))
 _SEEDING: Final = ("manual_seed", "seed", "set_rng_state", "fork_rng")
 # Frames whose questions are torch's own, about proxies as such.
 _INTERNAL: Final = (
@@ -280,6 +281,16 @@ class Replacements:
 
         return _named(leaf, function)
 
+    def _uncached(self, function: Any) -> Callable[..., Any]:
+        """A cache of results that is given a traced value would keep it as a key for good."""
+        is_tracing, computed = self._is_tracing, function.__wrapped__
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_traced = is_tracing() and find_value((args, kwargs)) is not None
+            return (computed if is_traced else function)(*args, **kwargs)
+
+        return functools.update_wrapper(call, function)
+
     def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         host, is_tracing = self._host, self._is_tracing
 
@@ -367,6 +378,8 @@ class Replacements:
                 found = replaced.get(id(value))
                 if found is not None and found[0] is value:
                     self._patches.entry(names, name, found[1])
+                elif type(value) is _CACHED:
+                    self._patches.entry(names, name, self._uncached(value))
 
     def _types(self) -> None:
         """`type(x)` and `id(x)` in the model's files: C code asks the builtins themselves."""

@@ -24,7 +24,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether the module is a layer of torch's own or one that passes know, and stays one node.
+    """Whether the module is a layer of torch or einops or one that passes know, and stays one node.
 
     A subclass that keeps the layer's `forward` is one, a container is not.
     """
@@ -35,7 +35,7 @@ def is_leaf(module: nn.Module) -> bool:
     if isinstance(module, _CONTAINERS):
         return is_torch_layer and home.startswith("torch.nn.utils.")
     is_torch_layer = is_torch_layer and not home.startswith("torch.nn.parallel")
-    return is_torch_layer or op_of_module(module) is not None
+    return is_torch_layer or home.startswith("einops.layers.") or op_of_module(module) is not None
 
 
 def is_parametrized(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ class Recorder(Protocol):
 
     evaluating: int
     reads_device: bool
+    ended: bool  # values may outlive the trace, as keys in caches of functions
 
     def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
     def record(
@@ -544,6 +545,15 @@ def _reflected(target: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _comparing(target: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(left: Value, right: Any) -> Any:
+        if left.tracer.ended or (type(right) in VALUE_TYPES and right.tracer.ended):
+            return (left is right) is (target is operator.eq)
+        return left.tracer.record("call_function", target, (left, right), {})
+
+    return apply
+
+
 def _assigning(target: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Value, right: Any) -> Any:
         return self.tracer.in_place(target, self, right)
@@ -561,6 +571,8 @@ def _define_operators() -> None:
     for name in inplace_methods:
         if name != "setitem":
             setattr(Value, f"__{name}__", _assigning(getattr(operator, name)))
+    for target in (operator.eq, operator.ne):
+        setattr(Value, f"__{target.__name__}__", _comparing(target))
     unary: dict[str, Callable[..., Any]] = {
         "abs": operator.abs,
         "round": round,

@@ -75,7 +75,7 @@ class Recorder:
         reserve_name(self.graph, "self")
         self.paths = paths
         self.memory = Memory()
-        self.evaluating = 0
+        self.ended, self.evaluating = False, 0
         self.sizes_from_data = self.squeezed = False
         self.has_example = request.args is not None
         self.uses_guards = self.has_example and request.sizes != "kinds"
@@ -94,6 +94,11 @@ class Recorder:
         self._tensors: dict[int, tuple[Tensor, Made]] = {}
         self._wholes: dict[int, tuple[Any, Value]] = {}
         self._guarded: dict[Node, Any] = {}
+
+    def end(self) -> None:
+        """Let go of everything: values that outlive the trace hold nothing of the model."""
+        vars(self).clear()
+        self.ended, self.evaluating = True, 1
 
     # -- refusing and noting
 

@@ -58,7 +58,10 @@ def trace(request: Request) -> Trace:
     with CAPTURE_LOCK, own_generator():
         _import_early()
         run = _Run(request)
-        return run_deep(run.depth, run.run_the_trace)
+        try:
+            return run_deep(run.depth, run.run_the_trace)
+        finally:
+            run.end()
 
 
 def _import_early() -> None:
@@ -87,6 +90,9 @@ class _Run:
     def depth(self) -> int:
         """How many modules lie in each other at most."""
         return 1 + max(path.count(".") for path in self._paths.modules().values())
+
+    def end(self) -> None:
+        self._tracer.end()
 
     def run_the_trace(self) -> Trace:
         tracer = self._tracer

@@ -26,7 +26,7 @@ def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
 
 # -- globals, classes, closures
 
-_FOREIGN: Final = frozenset(("torch", "numpy", "builtins", "fxpasses"))
+_FOREIGN: Final = frozenset(("torch", "numpy", "builtins", "fxpasses", "einops"))
 # Instances of these packages' classes are no place where a model keeps its state.
 _NO_STATE: Final = _FOREIGN | sys.stdlib_module_names
 _CONTAINERS: Final = (dict, list, set, collections.deque, collections.OrderedDict)
