@@ -3,7 +3,7 @@
 from fxpasses.core.applied import Applied, Region, Replacement, cut_region
 from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Effects, Facts
-from fxpasses.core.fold import Fold, Folds, Formula, Watch, widened
+from fxpasses.core.fold import Fold, Folds, Formula, Watch, memory_of, widened
 from fxpasses.core.nodes import add_node
 from fxpasses.core.pipeline import ForeignPass, Group, Item, check_order, foreign
 from fxpasses.core.program import Program
@@ -76,6 +76,7 @@ __all__ = [
     "cut_region",
     "foreign",
     "is_replaced",
+    "memory_of",
     "source_of",
     "widened",
 ]

@@ -1,7 +1,7 @@
 """Tensors computed ahead of time, each with the formula that made it."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,13 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.detach() if wide is None else tensor.detach().to(wide)
 
 
+def memory_of(tensor: Tensor) -> int | None:
+    """Where the memory of a tensor starts; None where it has none of its own."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fold:
     """A tensor that a formula made out of others, computed in float64 and rounded once."""
@@ -48,6 +55,7 @@ class Folds:
 
     def __init__(self) -> None:
         self._folds: dict[int, Fold] = {}
+        self._by_address: dict[int, Tensor] | None = None
 
     def fold(
         self,
@@ -93,19 +101,28 @@ class Folds:
         """Drop the folds that were added after there were `length`: their pass is rolled back."""
         for key in list(self._folds)[length:]:
             del self._folds[key]
+        self._by_address = None
 
     def add(self, fold: Fold) -> Fold:
         self._folds[id(fold.value)] = fold
+        self._by_address = None
         return fold
+
+    @property
+    def by_address(self) -> Mapping[int, Tensor]:
+        """The folded tensors by where their memory starts."""
+        if self._by_address is None:
+            tensors = (fold.value for fold in self)
+            found = ((memory_of(tensor), tensor) for tensor in tensors)
+            self._by_address = {at: tensor for at, tensor in found if at is not None}
+        return self._by_address
 
     def find(self, tensor: Tensor) -> Fold | None:
         return self._folds.get(id(tensor))
 
     def alias(self, fold: Fold, tensor: Tensor) -> None:
         """Also know `fold` by `tensor`: a Parameter made over its value."""
-        self._folds[id(tensor)] = Fold(
-            tensor, fold.formula, fold.sources, fold.by_rows, fold.trained
-        )
+        self.add(Fold(tensor, fold.formula, fold.sources, fold.by_rows, fold.trained))
 
     def exact(self, tensor: Tensor) -> Tensor:
         """The float64 value of `tensor` before any rounding, through all folds behind it."""

@@ -5,7 +5,7 @@ layer exists twice; the other widens one level higher, where ops compare dtypes 
 dispatched. Nothing real is written: what an op writes is a stand-in from then on.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  torch has no public name
 )
 
-from fxpasses.core import Folds, widened
+from fxpasses.core import Folds, memory_of, widened
 from fxpasses.verify.structures import mapped, tensors_of
 from fxpasses.verify.trail import Trail
 from fxpasses.verify.workspace import computed
@@ -73,12 +73,9 @@ class Float64:
         self.asleep = False
         self._noise = noise
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._protected = {p for t in protected if (p := _address(t)) is not None}
-        self._folded: dict[int, Tensor] = {}
+        self._protected = {p for t in protected if (p := memory_of(t)) is not None}
+        self._folded: Mapping[int, Tensor] = {} if folds is None else folds.by_address
         self._standins: dict[int, tuple[Tensor, Tensor]] = {}
-        if folds is not None:
-            tensors = (fold.value for fold in folds)
-            self._folded = {p: t for t in tensors if (p := _address(t)) is not None}
 
     def reads(self, value: Any) -> Any:
         """`read` for all tensors in a structure, whether the modes look on or not."""
@@ -97,10 +94,10 @@ class Float64:
 
     def _is_given(self, tensor: Tensor) -> bool:
         """Whether the code did not compute the tensor: a weight, an argument."""
-        return self.is_low(tensor) or _address(tensor) in self._protected
+        return self.is_low(tensor) or memory_of(tensor) in self._protected
 
     def _read(self, tensor: Tensor) -> Tensor:
-        address = _address(tensor)
+        address = memory_of(tensor) or 0
         if address in self._standins:
             standin, _ = self._standins[address]
             return _window(standin, tensor)
@@ -114,14 +111,14 @@ class Float64:
 
     def wrote(self, tensor: Tensor) -> bool:
         """Whether something was written to the memory of `tensor`, which is as it was."""
-        return _address(tensor) in self._standins
+        return memory_of(tensor) in self._standins
 
     def is_low(self, tensor: Tensor) -> bool:
         return tensor.dtype in WIDE
 
     def stand_in(self, tensor: Tensor) -> None:
         """From now on the memory of `tensor` has a stand-in, if it is not the code's own."""
-        address = _address(tensor)
+        address = memory_of(tensor)
         if address is None or address in self._standins:
             return
         if self.is_low(tensor) or address in self._protected:
@@ -133,7 +130,7 @@ class Float64:
     def _filled(self, whole: Tensor, tensor: Tensor) -> Tensor:
         if not self.is_low(tensor):
             return whole.clone()
-        folded = self._folded.get(_address(tensor) or 0)
+        folded = self._folded.get(memory_of(tensor) or 0)
         return widened(whole) if folded is None else self._unrounded(folded, whole).clone()
 
     def _unrounded(self, folded: Tensor, view: Tensor) -> Tensor:
@@ -275,13 +272,6 @@ def _name(func: Any) -> str:
     return func.overloadpacket.__name__
 
 
-def _address(tensor: Tensor) -> int | None:
-    """Where the memory of a tensor starts; None where it has none of its own."""
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return None
-    return tensor.untyped_storage().data_ptr() or None
-
-
 def _window(whole: Tensor, tensor: Tensor) -> Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -303,15 +293,18 @@ def _wide(tensor: Tensor) -> Tensor:
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
     """The tensors among the operands that a call writes."""
     schema = func._schema  # noqa: SLF001  torch has no public name
-    statistics = _name(func) in _WRITES_STATISTICS
-    if not schema.is_mutable and not statistics:
+    may_measure = _name(func) in _WRITES_STATISTICS
+    if not schema.is_mutable and not may_measure:
         return
-    for position, argument in enumerate(schema.arguments):
+    given = {
+        argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(schema.arguments)
+    }
+    measures = may_measure and given["training"] is not False
+    for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        if not written and not (statistics and argument.name in _STATISTICS):
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        yield from tensors_of(value)
+        if written or (measures and argument.name in _STATISTICS):
+            yield from tensors_of(given[argument.name])
 
 
 def _with_dtypes_raised(

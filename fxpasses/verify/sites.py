@@ -12,7 +12,8 @@ from torch.fx import GraphModule, Node
 from fxpasses.analysis.effects import effects_of
 from fxpasses.core import Applied, Numerics, Region, Replacement, cut_region
 from fxpasses.core.record import PassRecord
-from fxpasses.verify.regions import borders_read
+from fxpasses.verify.crops import Likeness, likeness_of
+from fxpasses.verify.regions import borders_read, only_computes
 
 
 class PassRun(Protocol):
@@ -55,6 +56,8 @@ class Site:
     reached: bool = False
     unverified: str = "no probe changes its value"
     """Why it is not verified as long as `reached` is false."""
+    settled: bool = False
+    """Whether it is known to agree on all values, as it is affine and agreed on some."""
     own_dtypes: bool = True
     """Whether values have the dtypes of the original here: no pass lowered the precision before."""
 
@@ -100,6 +103,8 @@ class Piece:
     region: Region
     index: int
     borders: tuple[Node, ...]
+    is_pure: bool
+    """Whether it is sure to do nothing but compute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +126,8 @@ class Visit:
     """Computes the old value."""
     replaced: frozenset[Node] = frozenset()
     """The nodes of the original that `before` consists of, where `old` is one."""
+    alike: Likeness | None = None
+    """How old and new value follow from their borders, where they treat all places alike."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,12 +181,31 @@ class _Planner:
         if before is None:
             return None
         place = self._place(old, (*after.borders, *before.borders))
-        return None if place is None else Visit(site, *place, old, after, before, replaced)
+        if place is None:
+            return None
+        alike = self._alike(place, after, before, replaced)
+        return Visit(site, *place, old, after, before, replaced, alike)
+
+    def _alike(
+        self, place: tuple[Node, bool], after: Piece, before: Piece, replaced: frozenset[Node]
+    ) -> Likeness | None:
+        """None as well where the borders may be written between their readers and the look."""
+        node, runs_first = place
+        if runs_first or not replaced:
+            return None
+        begun = min(self.order[one] for one in replaced)
+        between = self.nodes[begun : self.order[node] + 1]
+        if not all(effects_of(one).none for one in between):
+            return None
+        old, new = (likeness_of(piece.region, piece.index) for piece in (before, after))
+        return old and new and old.beside(new)
 
     def _piece(self, region: Region, index: int) -> Piece | None:
         read = borders_read(region, index)
-        known = all(name in self.names for name in read)
-        return Piece(region, index, tuple(self.names[name] for name in read)) if known else None
+        if not all(name in self.names for name in read):
+            return None
+        borders = tuple(self.names[name] for name in read)
+        return Piece(region, index, borders, only_computes(region, index))
 
     def _replaced(self, site: Site, old: Node, after: Piece) -> frozenset[Node]:
         """What computes `old` from where the rewrite begins; if more is read, what it absorbed."""

@@ -4,6 +4,7 @@ from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant, view_at
 from fxpasses.views.elementwise import Activation, Binary, Dropout, Identity, Softmax, seen_through
 from fxpasses.views.layers import Conv, Linear, Weighted, same_settings
+from fxpasses.views.local import Window, is_affine, window_of
 from fxpasses.views.norms import BatchNorm, Norm
 from fxpasses.views.pools import Pool
 from fxpasses.views.products import Attention, Matmul
@@ -31,9 +32,12 @@ __all__ = [
     "Split",
     "View",
     "Weighted",
+    "Window",
     "constant",
+    "is_affine",
     "reads_only_metadata",
     "same_settings",
     "seen_through",
     "view_at",
+    "window_of",
 ]

@@ -100,6 +100,12 @@ class Conv(Weighted, Spatial):
         return self.operand("groups", 1)
 
     @property
+    def kernel_size(self) -> tuple[int, ...] | None:
+        """None where the weight is computed at run time."""
+        weight = self.tensor("weight")
+        return None if weight is None else tuple(weight.shape[2:])
+
+    @property
     def stride(self) -> tuple[Any, ...]:
         return self.each("stride", 1)
 
