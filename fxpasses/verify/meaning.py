@@ -1,5 +1,10 @@
 """Meaning as a whole: original and result in float64."""
 
+from typing import Any
+
+from torch.utils._pytree import tree_leaves
+
+from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.core import Program
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.probes import Probe
@@ -34,6 +39,36 @@ def check_meaning(
     for key, one in bounds.items():
         findings.judge("meaning", probe.name, key, found[key], one, "relative error")
     return max(bounds.values(), default=bound)
+
+
+def agrees_in_own_dtype(
+    findings: Findings, runs: Runs, optimised: Program, probe: Probe, truth: Run, bound: float
+) -> bool:
+    """Whether a run of the result in the model's own dtype is as near to float64 as it should be.
+
+    It costs a fraction of a run in float64, and is enough where every rewrite has been compared in
+    float64 at its site. False settles nothing: a probe may be worse conditioned than the example
+    that `bound` comes from.
+    """
+    if truth.written or truth.trail.jumped or not _as_given(truth.arguments, probe):
+        return False  # What is written has to be compared, and what rounding decides.
+    try:
+        result = runs.own(optimised, probe)
+    except (ProgramError, GuardMiss):
+        return False
+    if result.written or not _as_given(result.arguments, probe):
+        return False
+    found = distance(result, truth, rows=probe.rows).found
+    if not found or any(one.in_kind or not one.error <= bound for one in found.values()):
+        return False
+    for key, one in found.items():
+        findings.judge("precision", probe.name, key, one, bound, "relative error")
+    return True
+
+
+def _as_given(arguments: Any, probe: Probe) -> bool:
+    pairs = zip(tree_leaves(arguments), tree_leaves((probe.args, dict(probe.kwargs))), strict=False)
+    return all(left is given for left, given in pairs)
 
 
 def rounding_bounds(

@@ -54,6 +54,12 @@ class Precision:
         """The error of the neutral runs at the outputs."""
         self._by_conditioning: dict[Key, float] = {}
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether the model's own dtype shows all but small faults."""
+        is_wide = self.runs.own_dtype in (torch.float32, torch.float64)
+        return is_wide and self.yardstick <= ILL_CONDITIONED
+
     def neutral_runs(self, probe: Probe | None = None, *, most: int = len(SHARES)) -> list[Run]:
         """The original with its sums in other orders."""
         probe, shares = probe or self.example, SHARES[:most]

@@ -1,4 +1,4 @@
-"""Inputs to try besides the example: zeros, other values, large values."""
+"""Inputs to try besides the example: zeros, other values, large values of both signs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxpasses.verify.state import fresh
 
 _LARGE = 10
+_LARGE_OTHERS = "other values x 10 of both signs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +44,38 @@ def _comes_out(size: int, outputs: Any) -> bool:
     return not leaves or any(leaf.shape[0] % size == 0 for leaf in leaves)
 
 
-def composite_probe(example: Probe) -> Probe | None:
-    """One batch of all: a row of zeros, one of other values, one of ten times the example.
+def composite_probes(example: Probe) -> list[Probe]:
+    """Zeros and other values, large and of both signs, in one batch; and one of tamer values.
 
-    None where the example has no samples by rows. Its size differs from the example's.
+    That is for models which make no numbers of the first. None where the example has no samples
+    by rows. The size of the batch differs from the example's.
     """
     size = _batch_size((example.args, example.kwargs))
     if size is None or not example.rows:
-        return None
-    rows: list[Callable[[Tensor], Tensor]] = [_zeros, _others, _large]
+        return []
+    return [
+        _composed(example, size, f"zeros, {_LARGE_OTHERS} in one batch", _zeros, _large_others),
+        _composed(example, size, "example, other values in one batch", _same, _others),
+    ]
+
+
+def _composed(example: Probe, size: int, name: str, *rows: Callable[[Tensor], Tensor]) -> Probe:
     if size == len(rows):
-        rows.append(_same)
+        rows = (*rows, _same)
 
     def composed(tensor: Tensor) -> Tensor:
         first = tensor[:1]
         return torch.cat([_varied(make, first, tensor) for make in rows])
 
-    return _mapped(example, "zeros, other values, example x 10 in one batch", composed, rows=True)
+    return _mapped(example, name, composed, rows=True)
 
 
 def single_probes(example: Probe) -> Iterator[Probe]:
     """The same probes one by one, in the shape of the example, the most telling first."""
+    yield _mapped(example, _LARGE_OTHERS, _whole(_large_others), rows=example.rows)
     yield _mapped(example, "zeros", _whole(_zeros), rows=example.rows)
-    yield _mapped(example, "example x 10", _whole(_large), rows=example.rows)
     yield _mapped(example, "other values", _whole(_others), rows=example.rows)
+    yield _mapped(example, "example x 10", _whole(_large), rows=example.rows)
 
 
 def reseeded_probe(example: Probe, seed: int) -> Probe:
@@ -103,7 +112,7 @@ def _varied(make: Callable[[Tensor], Tensor], part: Tensor, whole: Tensor) -> Te
     if part.dtype is torch.bool:
         return part
     if not part.is_floating_point():
-        return _indices(part, whole) if make is _others else part
+        return _indices(part, whole) if make in (_others, _large_others) else part
     # An infinity in an argument is a mask.
     return make(part) if bool(torch.isfinite(whole).all()) else part
 
@@ -121,12 +130,21 @@ def _same(part: Tensor) -> Tensor:
 
 
 def _others(part: Tensor, seed: int = 1) -> Tensor:
-    """Normal values of the mean and spread of `part`."""
+    """Normal values of the mean and spread of `part`, none negative where it has none."""
     wide = part.detach().double()
     spread = float(wide.std()) if part.numel() > 1 else 1.0
     generator = torch.Generator(part.device).manual_seed(seed)
     drawn = torch.randn(part.shape, generator=generator, device=part.device, dtype=torch.float64)
-    return (drawn * (spread or 1.0) + float(wide.mean())).to(part.dtype)
+    made = drawn * (spread or 1.0) + float(wide.mean())
+    return (made.abs() if bool((part >= 0).all()) else made).to(part.dtype)
+
+
+def _large_others(part: Tensor) -> Tensor:
+    """Normal values about zero, ten times the size of `part`: an example may have one sign only."""
+    size = float(part.detach().double().square().mean().sqrt()) if part.numel() else 0.0
+    generator = torch.Generator(part.device).manual_seed(4)
+    drawn = torch.randn(part.shape, generator=generator, device=part.device, dtype=torch.float64)
+    return (drawn * _LARGE * (size or 1.0)).to(part.dtype)
 
 
 def _indices(part: Tensor, whole: Tensor) -> Tensor:

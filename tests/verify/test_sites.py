@@ -286,3 +286,27 @@ def test_a_norm_that_stays_may_be_part_of_a_rewrite() -> None:
 
     assert verdict.ok, verdict.failures
     assert verdict.record.unverified == []
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+def test_an_example_of_one_sign_hides_nothing_that_signs_decide(numerics: Numerics) -> None:
+    def positive(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x * 2.0) + 1.0
+
+    def dropped(edit: Any, node: Any) -> Any:
+        return edit.copy(node.args[0])
+
+    verdict, _ = judged(positive, "relu", dropped, x=VECTORS.abs(), numerics=numerics)
+
+    assert [blame.node for blame in verdict.blame] == ["relu"]
+
+
+def test_a_model_of_positive_numbers_is_tried_on_positive_ones() -> None:
+    def roots(x: Tensor, w: Tensor) -> Tensor:
+        return torch.sqrt(x) * 2.0
+
+    right, _ = judged(roots, "sqrt", lambda edit, node: edit.copy(node), x=VECTORS.abs())
+
+    assert right.ok, right.failures
+    assert any(check.probe.startswith("example, other values") for check in right.record.checks)
+    assert right.record.forwards <= 8
