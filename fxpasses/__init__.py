@@ -14,6 +14,7 @@ from fxpasses import errors
 if TYPE_CHECKING:
     from fxpasses.api import (
         Capture,
+        Diagram,
         GraphPass,
         Numerics,
         PassManager,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
         Verdict,
         apply,
         capture,
+        diff,
+        draw,
         foreign,
         plan,
         register,
@@ -37,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Capture",
+    "Diagram",
     "GraphPass",
     "Numerics",
     "PassManager",
@@ -46,6 +50,8 @@ __all__ = [
     "Verdict",
     "apply",
     "capture",
+    "diff",
+    "draw",
     "errors",
     "foreign",
     "plan",

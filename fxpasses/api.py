@@ -2,6 +2,7 @@
 
 from fxpasses.capture import Capture, capture, release
 from fxpasses.core import GraphPass, Numerics, Rewrite, foreign
+from fxpasses.diagram import Diagram, diff, draw
 from fxpasses.manager import PassManager, apply
 from fxpasses.page import Report, plan, report
 from fxpasses.registry import Registry
@@ -13,6 +14,7 @@ register = registry.register
 
 __all__ = [
     "Capture",
+    "Diagram",
     "GraphPass",
     "Numerics",
     "PassManager",
@@ -22,6 +24,8 @@ __all__ = [
     "Verdict",
     "apply",
     "capture",
+    "diff",
+    "draw",
     "foreign",
     "plan",
     "register",

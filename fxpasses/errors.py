@@ -47,6 +47,10 @@ class TargetError(FxPassesError):
     """A target is not there, or cannot run the model."""
 
 
+class DrawingError(FxPassesError):
+    """A picture cannot be drawn in the form that was asked for; other forms can."""
+
+
 class ResultError(FxPassesError):
     """An optimised module is called in a way that it cannot serve."""
 

@@ -15,10 +15,10 @@ import fxpasses
 from fxpasses.capture import OpaqueKind
 from fxpasses.capture.tracing.request import REMEDIES
 from fxpasses.core import Rewrite
+from fxpasses.core.plain import printable
 from fxpasses.core.record import CaptureRecord, OpaqueRecord, PassRecord, Record, RefusalRecord
 from fxpasses.errors import ArgumentError
 from fxpasses.page import Report
-from fxpasses.page.outline import printable
 from tests.test_report import a_record
 
 HOSTILE = '<script>alert("x")</script> | `a` *b* [c](d) & \x1b[31m\u202e\n# e'

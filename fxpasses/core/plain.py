@@ -28,3 +28,11 @@ def plain(value: Any) -> Plain:
     if isinstance(value, set | frozenset):
         return [plain(item) for item in sorted(cast("set[Any]", value), key=str)]
     return str(value)
+
+
+def printable(text: str) -> str:
+    """One line that moves no cursor and turns no direction, whatever a model calls its parts."""
+    if text.isprintable():
+        return text
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(" " if part in ("\\n", "\\r", "\\t") else part for part in shown)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import TypeAlias
 
+from fxpasses.core.plain import printable
+
 
 class Tone(StrEnum):
     """What kind of thing a line or a row tells."""
@@ -82,11 +84,3 @@ class Page:
 def advice(text: str) -> tuple[Line, ...]:
     """What to do about the line above; nothing where there is no `text`."""
     return (Line(f"what to do: {text}", tone=Tone.ADVICE),) if text else ()
-
-
-def printable(text: str) -> str:
-    """One line that moves no cursor and turns no direction, whatever a model calls its parts."""
-    if text.isprintable():
-        return text
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(" " if part in ("\\n", "\\r", "\\t") else part for part in shown)

@@ -1,0 +1,164 @@
+"""What the box of a node says."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxpasses.core import MODULE_STACK, ORIGIN, VALUE, TensorInfo, source_of
+from fxpasses.diagram.scene import Box, Family, Modules, Sign
+from fxpasses.ops import ACTIVATIONS, MATMULS, NORMS, POOLS, SOFTMAXES, VIEWS, Op, module_of, op_of
+
+_ITEMS_SHOWN: Final = 3
+_WIDTH: Final = 36
+_LAYERS: Final = MATMULS | {
+    *(Op.CONV, Op.CONV_TRANSPOSE, Op.LINEAR, Op.BILINEAR, Op.EMBEDDING, Op.EMBEDDING_BAG),
+}
+_FAMILIES: Final = (
+    (_LAYERS, Family.LAYER),
+    (NORMS, Family.NORM),
+    (ACTIVATIONS | SOFTMAXES, Family.ACTIVATION),
+    (POOLS, Family.POOL),
+    (VIEWS, Family.VIEW),
+)
+_SHORT: Final = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+def box_of(node: Node, sign: Sign, *, badges: tuple[str, ...] = ()) -> Box:
+    """The box of one node; `badges` are the constants that it reads."""
+    op = _known_op(node)
+    path = modules_of(node)
+    return Box(
+        title=_cut(str(op) if op else _called(node)),
+        name=_cut(_short_name(node, path)),
+        value=_cut(value_of(node)),
+        notes=tuple(_notes(node, badges)),
+        sign=sign,
+        family=_family(node, op),
+        modules=path,
+    )
+
+
+def modules_of(node: Node) -> Modules:
+    """The modules around a node, without one that the node itself is the call of."""
+    stack: dict[str, tuple[str, Any]] = node.meta.get(MODULE_STACK) or {}
+    around = [(path, _class_name(kind)) for path, kind in stack.values() if path]
+    if node.op == "call_module" and around:
+        around.pop()
+    if not stack and node.op == "call_module":
+        parts = str(node.target).split(".")[:-1]
+        around = [(".".join(parts[: n + 1]), "") for n in range(len(parts))]
+    return tuple(around)
+
+
+def origin_of(node: Node) -> tuple[str, ...]:
+    """The pass that made the node, and the nodes that it stands for; empty where none did."""
+    origin = node.meta.get(ORIGIN)
+    return tuple(map(str, origin)) if isinstance(origin, tuple) else ()
+
+
+def value_of(node: Node) -> str:
+    """`1x64x56x56 f32`; several values in parentheses; nothing where it is not known."""
+    known = node.meta.get(VALUE)
+    for foreign in ("val", "tensor_meta"):
+        known = node.meta.get(foreign) if known is None else known
+    return _described(known)
+
+
+def _described(known: Any) -> str:
+    if isinstance(known, TensorInfo):
+        return _tensor(known.example_shape, known.dtype)
+    if isinstance(known, Tensor) or _is_like_a_tensor(known):
+        return _tensor(known.shape, known.dtype)
+    if isinstance(known, dict):
+        known = list(known.values())
+    if isinstance(known, tuple | list):
+        items = [_described(item) for item in known[:_ITEMS_SHOWN]]
+        items += ["..."] if len(known) > _ITEMS_SHOWN else []
+        return f"({', '.join(items)})" if any(items) else ""
+    return ""
+
+
+def _is_like_a_tensor(known: Any) -> bool:
+    """As torch's own `TensorMetadata` is."""
+    return hasattr(known, "shape") and hasattr(known, "dtype")
+
+
+def _tensor(shape: Any, dtype: Any) -> str:
+    size = "x".join(map(str, shape)) or "scalar"
+    return f"{size} {_SHORT.get(dtype) or str(dtype).removeprefix('torch.')}"
+
+
+def _known_op(node: Node) -> Op | None:
+    try:
+        return op_of(node)
+    except (AttributeError, AssertionError):  # a graph that is broken can be drawn, too
+        return None
+
+
+def _called(node: Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    if node.op == "get_attr":
+        return "constant"
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", node.target))
+    if node.op == "call_module":
+        try:
+            return type(module_of(node)).__name__
+        except (AttributeError, AssertionError):
+            return "missing module"
+    return str(node.target)
+
+
+def _family(node: Node, op: Op | None) -> Family:
+    if node.op in ("placeholder", "output"):
+        return Family.BORDER
+    if node.op == "get_attr":
+        return Family.CONSTANT
+    if op is None:
+        return Family.OPAQUE if node.op == "call_module" else Family.OTHER
+    return next((family for ops, family in _FAMILIES if op in ops), Family.OTHER)
+
+
+def _short_name(node: Node, path: Modules) -> str:
+    """The name of the module that is called, inside of those around it; else the node's own."""
+    if node.op != "call_module":
+        return node.name
+    target = str(node.target)
+    around = f"{path[-1][0]}." if path else ""
+    return target.removeprefix(around)
+
+
+def _notes(node: Node, badges: tuple[str, ...]) -> list[str]:
+    notes = [f"{node.op} {node.name} = {_target(node)}"]
+    notes += [f"reads {name}" for name in badges]
+    if source := source_of(node):
+        notes.append(str(source))
+    if origin := origin_of(node):
+        by, *old = origin
+        notes.append(f"made by {by}" + (f" of {', '.join(old)}" if old else ""))
+    return notes
+
+
+def _target(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else _called(node)
+
+
+def _class_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

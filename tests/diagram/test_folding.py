@@ -1,0 +1,109 @@
+"""Many nodes in few boxes: nothing is lost, and what was changed stays in sight."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxpasses
+from fxpasses import diff, draw
+from fxpasses.diagram.scene import Sign
+
+ROW = torch.ones(2, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.linear(x)) + x
+
+
+class Stages(nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(*(Block() for _ in range(depth)))
+        self.second = nn.Sequential(*(Block() for _ in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).sigmoid())
+
+
+class Flat(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(300):
+            x = torch.relu(x) + number
+        return x
+
+
+def one_change(model: nn.Module, at: int) -> fxpasses.Diagram:
+    before, after = (torch.fx.symbolic_trace(model) for _ in range(2))
+    node = list(after.graph.nodes)[at]
+    with after.graph.inserting_after(node):
+        new = after.graph.call_method("tanh", (node,))
+    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    after.recompile()
+    return diff(before, after, most_boxes=40)
+
+
+def test_few_boxes_are_left_as_they_are() -> None:
+    diagram = draw(Stages(4), ROW)
+    assert not any(box.is_folded for box in diagram.scene.boxes.values())
+    assert "folded" not in diagram.text()
+
+
+@pytest.mark.parametrize("most", [1, 7, 40, 150])
+@pytest.mark.parametrize("model", [Stages(60), Flat()], ids=["modules", "flat"])
+def test_no_node_is_lost(model: nn.Module, most: int) -> None:
+    whole, small = draw(model, ROW, most_boxes=None), draw(model, ROW, most_boxes=most)
+    assert len(whole.scene.boxes) > 150
+    assert len(small.scene.boxes) <= most
+    assert small.scene.counted() == whole.scene.counted()
+    assert f"folded into {len(small.scene.boxes)} boxes" in small.text()
+    assert all(a in small.scene.boxes and b in small.scene.boxes for a, b in small.scene.edges)
+
+
+def test_neighbours_built_alike_are_one_box() -> None:
+    text = draw(Stages(60), ROW).text()
+    assert "first.1 ... first.59 (59 Block)" in text
+    assert "177 nodes" in text
+    assert "first_0_linear" in text
+
+
+def test_a_change_stays_in_sight_among_many_nodes() -> None:
+    diagram = one_change(Stages(60), at=100)
+    (new,) = [box for box in diagram.scene.boxes.values() if box.sign is Sign.ADDED]
+    assert (new.title, new.is_folded) == ("tanh", False)
+    assert len(diagram.scene.boxes) <= 40
+    assert "+ 1 added" in diagram.text()
+
+
+def test_a_change_stays_in_sight_in_a_row() -> None:
+    diagram = one_change(Flat(), at=100)
+    (new,) = [box for box in diagram.scene.boxes.values() if box.sign is Sign.ADDED]
+    assert (new.title, new.is_folded) == ("tanh", False)
+
+
+def test_a_box_says_what_was_changed_inside_of_it() -> None:
+    diagram = one_change(Flat(), at=100)
+    everything = diff(*(torch.fx.symbolic_trace(Flat()) for _ in range(2)), most_boxes=1)
+    assert [box.sign for box in everything.scene.boxes.values()] == [Sign.KEPT]
+    (box,) = one_box(diagram)
+    assert box.sign is Sign.CHANGED
+    assert "+1" in box.name
+
+
+def one_box(diagram: fxpasses.Diagram) -> list[object]:
+    from fxpasses.diagram.folding import folded
+
+    return list(folded(diagram.scene, 1).boxes.values())
+
+
+def test_folding_is_the_same_each_time() -> None:
+    assert len({draw(Stages(60), ROW).dot() for _ in range(3)}) == 1
+
+
+def test_what_was_folded_reads_nothing_of_itself() -> None:
+    scene = draw(Stages(60), ROW).scene
+    assert not any(source == target for source, target in scene.edges)
