@@ -25,9 +25,10 @@ def fork(program: Program, *, move_graphs: bool = False) -> Program:
     """An independent program: its own graphs and modules over the same tensors.
 
     Nodes keep their names and metadata. The original stays as it is; with `move_graphs` only its
-    modules do, which is enough for `finish`, and its graphs become those of the fork.
+    modules do, which is enough for `finish`: its graphs become those of the fork, and hooks are
+    held in common, as they are in the end.
     """
-    root, lineage = twin(program.root, move_graphs=move_graphs)
+    root, lineage = twin(program.root, move_graphs=move_graphs, join_hooks=move_graphs)
     # A pass may have cut off the module that calls a graph.
     held = ((path, module) for path, module in program if module in lineage)
     forked = Program(root, {path: lineage.new(module) for path, module in held})
@@ -179,6 +180,8 @@ def _hold_together(mine: nn.Module, other: nn.Module) -> None:
     state, others = attributes_of(mine), attributes_of(other)
     for key in _HELD_TOGETHER:
         held, theirs = state.get(key), others.get(key)
+        if held is theirs:
+            continue
         if isinstance(held, dict) and isinstance(theirs, dict) and _are_alike(held, theirs):
             state[key] = theirs
 

@@ -278,3 +278,27 @@ class TestOwnTensors:
         new, _ = twin(model, tensors=OwnTensors(model))
         assert new.t.stride() == model.t.stride()
         assert torch.equal(new.t, model.t)
+
+
+def test_hooks_may_be_held_in_common_where_there_are_none_yet() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Tanh())
+    calls: list[object] = []
+    model[1].register_forward_hook(lambda module, *_: calls.append(module))
+
+    copy, _ = twin(model, join_hooks=True)
+    model[0].register_forward_hook(lambda module, *_: calls.append(module))
+    copy[1].register_forward_hook(lambda module, *_: calls.append(module))
+    copy(torch.ones(1))
+
+    assert calls == [copy[0], copy[1], copy[1]]
+    assert len(model[1]._forward_hooks) == 1
+
+
+def test_an_attribute_that_is_called_as_a_graph_is_copied() -> None:
+    model = nn.ReLU()
+    model._graph = settings = [1]
+
+    copy, _ = twin(model)
+
+    assert copy._graph == settings
+    assert copy._graph is not settings

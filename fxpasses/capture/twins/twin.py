@@ -10,7 +10,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -42,7 +42,6 @@ _FOREIGN = frozenset(
     ("builtins", "torch", "numpy", "logging", "threading", "_thread", "re", "_io", "queue")
 )
 _GRAPH = frozenset(("_graph",))
-_GRAPH_AND_CODE = _GRAPH | COMPILED_CODE
 _TENSOR_DICTS = frozenset(("_parameters", "_buffers"))
 _MUTABLE = (list, dict, set, collections.deque)
 _PLAIN_CONTAINERS = frozenset((dict, list, set, collections.OrderedDict))
@@ -55,6 +54,7 @@ def twin(
     replace: Mapping[nn.Module, nn.Module] | None = None,
     tensors: TensorMap | None = None,
     move_graphs: bool = False,
+    join_hooks: bool = False,
 ) -> tuple[ModuleT, "Twin"]:
     """Copy the tree of `module`, sharing all tensors.
 
@@ -65,8 +65,10 @@ def twin(
         tensors: What the copy holds in place of each tensor; by default the tensor itself.
         move_graphs: Whether the graphs of captured modules go over to the copy, so that those
             of the tree itself must not be used any more.
+        join_hooks: Whether modules hold the dicts of their hooks in common with their copies, where
+            there are no hooks yet.
     """
-    made = Twin(share, replace or {}, tensors, move_graphs=move_graphs)
+    made = Twin(share, replace or {}, tensors, move_graphs=move_graphs, join_hooks=join_hooks)
     with collections_paused():
         new = made.build(module)
     return cast("ModuleT", new), made
@@ -82,6 +84,7 @@ class Twin:
         tensors: TensorMap | None,
         *,
         move_graphs: bool,
+        join_hooks: bool,
     ) -> None:
         self.shared: list[Any] = []
         """What could not be copied and is one object in both trees."""
@@ -93,6 +96,7 @@ class Twin:
         """What no module may hold, so that its number could else be given to another."""
         self._tensors = tensors
         self._move_graphs = move_graphs
+        self._joined = HOOK_DICTS if join_hooks else frozenset[str]()
         self._reaching: dict[int, bool] = {}
         # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
         self._pending: list[tuple[Callable[[Twin, Any, Any], None], Any, Any]] = []
@@ -180,49 +184,60 @@ class Twin:
             return known
         if is_sealed(old):
             return self._sealed(old)
-        # A GraphModule needs a class of its own: its forward is set on the class.
-        graph = isinstance(old, GraphModule)
-        new = GraphModule.__new__(type(old)) if graph else object.__new__(type(old))
-        self._pending.append((Twin._fill_module, old, new))
+        if isinstance(old, GraphModule):
+            # It needs a class of its own: its forward is set on the class.
+            new = GraphModule.__new__(type(old))
+            self._pending.append((Twin._fill_graph_module, old, new))
+        else:
+            new = object.__new__(type(old))
+            self._pending.append((Twin._fill_module, old, new))
         return self._pair(old, new)
 
     def _sealed(self, old: nn.Module) -> nn.Module:
         if not isinstance(old, torch.jit.ScriptModule):
             new = object.__new__(type(old))
             self._compiled.append(new)
-            self._pending.append((Twin._fill_module, old, new))
+            self._pending.append((Twin._fill_compiled, old, new))
             return self._pair(old, new)
         new = None if self._tensors is None else copied_script(old, self._tensor)
         if new is None:
             self.shared.append(old)
         return self._pair(old, old if new is None else new)
 
-    def _fill_module(self, old: nn.Module, new: nn.Module) -> None:
-        state, known = new.__dict__, self._new
-        # A module has a dozen empty containers: this loop is most of what a copy costs.
-        for key, value in _copied_attributes(old):
+    def _fill_module(self, old: nn.Module, new: nn.Module, anew: Collection[str] = ()) -> None:
+        """Copy the attributes of a module, but for those that are made `anew`."""
+        state, known, joined = new.__dict__, self._new, self._joined
+        held = old.__dict__
+        if anew:
+            held = {key: value for key, value in held.items() if key not in anew}
+        # First all as they are, so that only what has to be copied is looked at one by one: the
+        # dozen empty containers that a module has are most of what a copy costs.
+        state.update(held)
+        for key, value in list(held.items()):
             kind = type(value)
-            if kind in _ATOM_TYPES:
-                state[key] = value
-            elif kind in _PLAIN_CONTAINERS and not value:
-                made = known.get(id(value))
-                if made is None:
-                    made = known[id(value)] = kind()
-                state[key] = made
-            elif kind is tuple and _ATOM_TYPES.issuperset(map(type, value)):
-                state[key] = value
+            if kind in _ATOM_TYPES or (kind is tuple and _ATOM_TYPES.issuperset(map(type, value))):
+                continue
+            if kind in _PLAIN_CONTAINERS and not value:
+                if key not in joined:
+                    made = known.get(id(value))
+                    if made is None:
+                        made = known[id(value)] = kind()
+                    state[key] = made
             elif key in HOOK_DICTS and value:
-                # Filled at the end; here so that the order of the keys is kept.
-                state[key] = value
-                self._hooked[id(old)] = old, new
+                self._hooked[id(old)] = old, new  # filled at the end
             else:
                 state[key] = self._held(key, value)
-        if isinstance(old, GraphModule) and isinstance(new, GraphModule):
-            graph = old.graph if self._move_graphs else copy_graph(old.graph)
-            graph.owning_module = new
-            state["_graph"] = graph
-            type(new).__name__ = type(old).__name__
-            self._graphs.append((old, new))
+
+    def _fill_compiled(self, old: nn.Module, new: nn.Module) -> None:
+        self._fill_module(old, new, _GRAPH | COMPILED_CODE)
+
+    def _fill_graph_module(self, old: GraphModule, new: GraphModule) -> None:
+        self._fill_module(old, new, _GRAPH)
+        graph = old.graph if self._move_graphs else copy_graph(old.graph)
+        graph.owning_module = new
+        new.__dict__["_graph"] = graph
+        type(new).__name__ = type(old).__name__
+        self._graphs.append((old, new))
 
     def _held(self, key: str, value: Any) -> Any:
         if key in _TENSOR_DICTS:
@@ -476,15 +491,6 @@ def _holds_plain_values(value: Any) -> bool:
     """Whether a container holds nothing that could need a copy."""
     items = (*value, *value.values()) if isinstance(value, dict) else value
     return _ATOM_TYPES.issuperset(map(type, items))
-
-
-def _copied_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """All but what is made anew for a copy: graphs, and the code of what is compiled."""
-    held = list(module.__dict__.items())
-    anew = _GRAPH_AND_CODE if is_sealed(module) else _GRAPH
-    if anew.isdisjoint(module.__dict__):
-        return held
-    return [(key, value) for key, value in held if key not in anew]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
