@@ -85,7 +85,7 @@ class ModuleTracer(AttributeTracer):
 
     def call_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = self._path_of(module)
-        if is_leaf(module) and not isinstance(module, torch.jit.ScriptModule):
+        if is_leaf(module):
             return self._leaf(module, path, args, kwargs, None)
         opaque = self.opaque.get(path) or self.request.force_opaque.get(path)
         opaque = opaque or self._runs_own_code(module, path)

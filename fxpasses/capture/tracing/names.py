@@ -2,6 +2,7 @@
 
 import keyword
 import re
+from functools import lru_cache
 
 _HARMLESS = re.compile(r"[ -!#-\[\]-~]+").fullmatch  # printable ASCII but " and \
 
@@ -11,6 +12,7 @@ def is_identifier(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 
+@lru_cache(maxsize=1024)  # models have few names, each in many places
 def is_safe_atom(name: str) -> bool:
     """Whether torch's code generation reaches an attribute of this name, and nothing else.
 

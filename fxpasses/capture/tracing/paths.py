@@ -12,8 +12,8 @@ from fxpasses.capture.tracing.names import is_safe_atom, is_safe_path
 from fxpasses.capture.tracing.structures import PLAIN, held_by
 from fxpasses.ops import named_parts, op_of_module
 
-_CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_RUNS_ITSELF: Final = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
+_CONTAINERS: Final = frozenset((nn.Sequential, nn.ModuleList, nn.ModuleDict))
+_RUNS_ITSELF: Final = frozenset((torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel))
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -28,11 +28,12 @@ def is_leaf(module: nn.Module) -> bool:
 
     A subclass that keeps the layer's `forward` is one, a container is not.
     """
-    if "forward" in module.__dict__ or isinstance(module, _RUNS_ITSELF):
+    kinds = type(module).__mro__
+    if "forward" in module.__dict__ or not _RUNS_ITSELF.isdisjoint(kinds):
         return False
     home: str = getattr(type(module).forward, "__module__", None) or ""
     is_torch_layer = home.startswith(("torch.nn.", "torch.ao.nn."))
-    if isinstance(module, _CONTAINERS):
+    if not _CONTAINERS.isdisjoint(kinds):
         return is_torch_layer and home.startswith("torch.nn.utils.")
     is_torch_layer = is_torch_layer and not home.startswith("torch.nn.parallel")
     return is_torch_layer or home.startswith("einops.layers.") or op_of_module(module) is not None

@@ -61,12 +61,20 @@ class Value:
 
     __slots__ = ("is_tensor", "known", "loose", "taint", "tracer")
 
+    tracer: Recorder
+    known: Any
+    taint: Taint
+    loose: bool
+    is_tensor: bool
+
     def __init__(self, tracer: Recorder, known: Any, taint: Taint, *, loose: bool = False) -> None:
-        self.tracer = tracer
-        self.known = known
-        self.taint = taint
-        self.loose = loose
-        self.is_tensor = isinstance(known, Tensor)
+        # Past `__setattr__`, which is there for the model's code.
+        put = object.__setattr__
+        put(self, "tracer", tracer)
+        put(self, "known", known)
+        put(self, "taint", taint)
+        put(self, "loose", loose)
+        put(self, "is_tensor", known is not UNKNOWN and isinstance(known, Tensor))
 
     @property
     def node(self) -> Node:
@@ -263,11 +271,13 @@ class Made(Value):
 
     __slots__ = ("_node",)
 
+    _node: Node
+
     def __init__(
         self, node: Node, tracer: Recorder, known: Any, taint: Taint, *, loose: bool = False
     ) -> None:
         super().__init__(tracer, known, taint, loose=loose)
-        self._node = node
+        object.__setattr__(self, "_node", node)
 
     @property
     def node(self) -> Node:

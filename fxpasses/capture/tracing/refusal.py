@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -63,7 +63,13 @@ def model_frame() -> FrameType | None:
 def here() -> Source | None:
     """The line of the model's code that runs now."""
     running = model_frame()
-    return None if running is None else Source(running.f_code.co_filename, running.f_lineno)
+    return None if running is None else _line(running.f_code.co_filename, running.f_lineno)
+
+
+@lru_cache(maxsize=1024)
+def _line(file: str, number: int) -> Source:
+    """One object for all nodes that a line makes."""
+    return Source(file, number)
 
 
 def where_raised(traceback: TracebackType | None) -> Source | None:

@@ -26,7 +26,7 @@ from fxpasses.capture.tracing.request import (
 from fxpasses.capture.tracing.running import run_module
 from fxpasses.capture.tracing.structures import map_leaves
 from fxpasses.capture.tracing.watch import World
-from fxpasses.core.randomness import PythonNumbers, own_generator
+from fxpasses.core.randomness import own_generator
 
 __all__ = [
     "CAPTURE_LOCK",
@@ -80,10 +80,10 @@ class _Run:
         self._paths = Paths(request.root)
         for module in self._paths.modules():
             recompile_if_lazy(module)
-        self._world = World(request.root)
+        self._world = World(self._paths.modules())
         self._generators = GeneratorStates()
-        self._random = PythonNumbers()
         self._tracer = ModuleTracer(request, self._paths, self._world)
+        self._random = self._tracer.random
         self._inputs = Inputs(self._tracer)
 
     @property

@@ -134,12 +134,14 @@ def is_surely_tensor(op: str, target: object, operands: tuple[bool, ...]) -> boo
     return op == "get_attr"
 
 
+_SEVERAL = frozenset((torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention))
+
+
 def is_leaf_tensor_module(module: torch.nn.Module) -> bool:
     """Whether a torch layer returns one tensor."""
-    several = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention)
     # Not by `getattr`, whose answer for what is not there makes an error, layer by layer.
     asked = vars(module).get("return_indices") or getattr(type(module), "return_indices", False)
-    return not isinstance(module, several) and not asked
+    return not asked and _SEVERAL.isdisjoint(type(module).__mro__)
 
 
 def mark_known(node: Node, value: object, *, rank_is_fixed: bool) -> None:

@@ -15,7 +15,6 @@ from torch import nn
 from fxpasses.capture.tracing.internals import REGION_NAMES
 from fxpasses.capture.tracing.journal import same_attributes
 from fxpasses.capture.tracing.structures import Held
-from fxpasses.ops import named_parts
 
 
 def first_difference(now: tuple[Any, ...], before: tuple[Any, ...]) -> str:
@@ -119,12 +118,12 @@ def _differs(now: dict[str, Any], before: dict[str, Any], name: str) -> bool:
 class World:
     """The globals, classes and closures of the model's code."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.files: dict[int, dict[str, Any]] = {}
         self._classes: dict[type, None] = {}
         self._functions: dict[int, types.FunctionType] = {}
         self._stored: set[str] | None = None
-        for _, module in named_parts(root):
+        for module in modules:
             self._visit(type(module))
             for hooks in ("_forward_hooks", "_forward_pre_hooks"):
                 for hook in module.__dict__.get(hooks, {}).values():
