@@ -207,9 +207,10 @@ class Writers:
         if self._nodes is None:
             self._nodes = []
             self._stale = dict.fromkeys(self._module.graph.nodes)
-        stale, self._stale = self._stale, {}
-        for node in stale:
-            self._refresh(self._nodes, node)
+        if self._stale:
+            stale, self._stale = self._stale, {}
+            for node in stale:
+                self._refresh(self._nodes, node)
         return self._nodes
 
     def _refresh(self, nodes: list[Node], node: Node) -> None:
@@ -217,8 +218,9 @@ class Writers:
             self._forget(_of_no_node(self._written.pop(node)))
             del nodes[bisect_left(nodes, node)]
         if not is_erased(node) and self._writes(node):
-            self._written[node] = self._aliasing.written_by(node)
-            self._state.update(_of_no_node(self._written[node]))
+            self._written[node] = written = self._aliasing.written_by(node)
+            if places := _of_no_node(written):
+                self._state.update(places)
             insort(nodes, node)
 
     def _forget(self, places: Iterable[Root]) -> None:

@@ -313,9 +313,9 @@ def _updates_statistics(arguments: Mapping[str, Any], node: Node) -> Effects:
     measures = arguments.get("training", arguments.get("use_input_stats")) is not False
     if node.op == "call_module":
         tracks = arguments.get("track_running_stats") is True
-        return Effects(writes_state=measures and tracks)
+        return Effects(writes_state=True) if measures and tracks else NONE
     statistics = (arguments.get("running_mean"), arguments.get("running_var"))
-    return Effects(writes=_nodes_in(statistics) if measures else ())
+    return Effects(writes=_nodes_in(statistics)) if measures else NONE
 
 
 def _renormalises(arguments: Mapping[str, Any], node: Node) -> Effects:

@@ -80,19 +80,19 @@ class Shapes:
             if top in values:
                 stack.pop()
                 continue
-            operands = [] if _noted(top) is not None else top.all_input_nodes
+            noted = _noted(top)
+            operands = [] if noted is not None else top.all_input_nodes
             missing = [n for n in operands if n not in values]
             if missing:
                 stack.extend(missing)
                 continue
-            values[top] = self._evaluate(top, operands)
+            self._visit()
+            unknown = any(values[n].value is _UNKNOWN for n in operands)
+            values[top] = _NOTHING if unknown else self._evaluate(top, noted, operands)
+            stack.pop()
         return values[node]
 
-    def _evaluate(self, node: Node, operands: Sequence[Node]) -> "_Worked":
-        self._visit()
-        if any(self._values[n].value is _UNKNOWN for n in operands):
-            return _NOTHING
-        noted = _noted(node)
+    def _evaluate(self, node: Node, noted: Known, operands: Sequence[Node]) -> "_Worked":
         try:
             if noted is not None:
                 return _Worked(self._fake(noted), _rank_is_fixed(noted))

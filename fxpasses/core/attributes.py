@@ -40,7 +40,7 @@ def fresh_name(module: GraphModule, near: str, numbers: Numbers | None = None) -
     `numbers` is kept from name to name as long as none is taken off the module.
     """
     numbers = {} if numbers is None else numbers
-    stem = re.sub(r"\W", "_", near) or "_"
+    stem = near if near.isidentifier() else re.sub(r"\W", "_", near) or "_"
     if stem[0].isdigit() or keyword.iskeyword(stem):
         stem = f"_{stem}"
     removed: Collection[str] = module.meta.get(_REMOVED, ())
@@ -56,8 +56,8 @@ def fresh_name(module: GraphModule, near: str, numbers: Numbers | None = None) -
 def has_name(module: nn.Module, name: str) -> bool:
     """Like hasattr, but without asking a `__getattr__` that may answer to anything."""
     own = vars(module)
-    held = (own["_modules"], own["_parameters"], own["_buffers"])
-    return name in own or any(name in names for names in held) or hasattr(type(module), name)
+    is_registered = name in own["_modules"] or name in own["_parameters"] or name in own["_buffers"]
+    return name in own or is_registered or hasattr(type(module), name)
 
 
 def holder(module: nn.Module, path: str) -> tuple[nn.Module, str]:

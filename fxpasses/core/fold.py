@@ -56,6 +56,7 @@ class Folds:
     def __init__(self) -> None:
         self._folds: dict[int, Fold] = {}
         self._by_address: dict[int, Tensor] | None = None
+        self._aliases: set[int] = set()
 
     def fold(
         self,
@@ -93,14 +94,15 @@ class Folds:
         return len(self._folds)
 
     def since(self, length: int) -> list[Fold]:
-        """The folds that were added after there were `length`, one for each storage."""
-        added = list(self._folds.values())[length:]
-        return list({id(fold.value.untyped_storage()): fold for fold in added}.values())
+        """The folds that were added after there were `length`, each once."""
+        added = list(self._folds.items())[length:]
+        return [fold for key, fold in added if key not in self._aliases]
 
     def forget_since(self, length: int) -> None:
         """Drop the folds that were added after there were `length`: their pass is rolled back."""
         for key in list(self._folds)[length:]:
             del self._folds[key]
+            self._aliases.discard(key)
         self._by_address = None
 
     def add(self, fold: Fold) -> Fold:
@@ -122,6 +124,7 @@ class Folds:
 
     def alias(self, fold: Fold, tensor: Tensor) -> None:
         """Also know `fold` by `tensor`: a Parameter made over its value."""
+        self._aliases.add(id(tensor))
         self.add(Fold(tensor, fold.formula, fold.sources, fold.by_rows, fold.trained))
 
     def exact(self, tensor: Tensor) -> Tensor:

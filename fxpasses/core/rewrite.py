@@ -158,11 +158,14 @@ class Rewrite(GraphPass, Generic[SiteT]):
 
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
         for node in list(module.graph.nodes):
-            if not is_replaced(node):
-                with _BlamedOn(self.name, node):
-                    proposed = self._proposal(node, facts)
-                if proposed is not None:
-                    yield proposed
+            if is_replaced(node):
+                continue
+            try:
+                proposed = self._proposal(node, facts)
+            except Exception as error:
+                raise _blamed_on(self.name, node, error) from error
+            if proposed is not None:
+                yield proposed
 
     def _proposal(self, node: Node, facts: Facts) -> Step | Refusal | None:
         site = self.match(node, facts)
@@ -219,28 +222,13 @@ def retold(error: PassError, message: str) -> PassError:
     return BudgetError(message) if isinstance(error, BudgetError) else PassError(message)
 
 
-@dataclass(frozen=True, slots=True)
-class _BlamedOn:
-    """Turn whatever is raised inside into a PassError that names `what`, node and source line.
-
-    A class, not a generator, since every node is matched inside of one.
-    """
-
-    what: str
-    node: Node
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        source = source_of(self.node)
-        where = f"{self.node.name} ({source})" if source else self.node.name
-        if isinstance(error, PassError):
-            raise retold(error, f"{self.what} at {where}: {error}") from error
-        raised = f"{self.what} raised {type(error).__name__} at {where}: {error}"
-        raise PassError(raised) from error
+def _blamed_on(what: str, node: Node, error: Exception) -> PassError:
+    """What a pass raised, as a PassError that names `what`, node and source line."""
+    source = source_of(node)
+    where = f"{node.name} ({source})" if source else node.name
+    if isinstance(error, PassError):
+        return retold(error, f"{what} at {where}: {error}")
+    return PassError(f"{what} raised {type(error).__name__} at {where}: {error}")
 
 
 def carry_out(
@@ -274,8 +262,11 @@ def carry_out(
         if seen[identifier] > 1:
             identifier = f"{identifier}.{seen[identifier]}"
         if gate.admits(identifier):
-            with _BlamedOn(identifier, step.at), edit.rewrite(identifier, step.at, step.why):
-                step.do(edit)
+            try:
+                with edit.rewrite(identifier, step.at, step.why):
+                    step.do(edit)
+            except Exception as error:
+                raise _blamed_on(identifier, step.at, error) from error
     return refusals
 
 

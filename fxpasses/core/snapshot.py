@@ -176,13 +176,15 @@ class _Holder:
 
     def _is_kept(self) -> bool:
         """Whether everything is the same at a glance; it may be even where this is False."""
-        now, (modules, parameters, buffers) = self.module.__dict__, self._held
-        return (
-            _is_kept(self._own, now)
-            and _is_kept(modules, now["_modules"])
-            and _is_kept(parameters, now["_parameters"])
-            and _is_kept(buffers, now["_buffers"])
-        )
+        now = self.module.__dict__
+        if not _is_kept(self._own, now):
+            return False
+        # Most modules are layers, which hold nothing in most of these.
+        for before, name in zip(self._held, _DICTS, strict=True):
+            after = now[name]
+            if (before or after) and not _is_kept(before, after):
+                return False
+        return True
 
     def restore(self) -> None:
         for before, now in self._pairs():
@@ -196,9 +198,9 @@ class _Holder:
 
 
 def _is_kept(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    if not before or len(before) != len(now):
-        return not before and not now
-    return all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
+    if len(before) != len(now):
+        return False
+    return all(map(is_, before.values(), now.values())) and list(before) == list(now)
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -229,7 +231,9 @@ def _own_modules(module: GraphModule) -> Iterator[nn.Module]:
             continue
         seen.add(id(top))
         yield top
-        stack.extend(child for child in vars(top)["_modules"].values() if child is not None)
+        children = vars(top)["_modules"]
+        if children:
+            stack.extend(child for child in children.values() if child is not None)
 
 
 def _namespace(graph: Graph) -> tuple[dict[Any, str], set[str], dict[str, int]]:

@@ -91,13 +91,14 @@ def sources_of(
 
 def _may_be_statistic(tensor: Tensor) -> bool:
     """Whether a batch norm may count its batches in a tensor, which it does unseen."""
-    is_row = tensor.dim() == 1 and tensor.is_floating_point()
-    return is_row and not isinstance(tensor, nn.Parameter)
+    if type(tensor) is nn.Parameter or tensor.dim() != 1:
+        return False
+    return tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
 
 
 def _trainable(sources: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[str]:
     for source in sources:
-        is_weight = isinstance(source, nn.Parameter) or source.requires_grad
+        is_weight = source.requires_grad or isinstance(source, nn.Parameter)
         if is_weight and id(source) in names:
             yield names[id(source)]
 
