@@ -136,13 +136,14 @@ def no_parameter_is_trained(site: Site, facts: Facts) -> str | None:
 def norm_works_on_the_channels(site: Site, facts: Facts) -> str | None:
     """Axis 1 is the layer's channels only where there is a batch and, for linear, no more."""
     weight, var = site.known["weight"], site.known["var"]
-    rank = facts.rank(site.norm.input)
     if site.flat and not _leaves_the_last_axis(site.flat, facts.rank(site.layer.node)):
         return "the layer's channels are flattened too, or its rank is not known"
-    if rank is None and not site.norm.accepts_only_rank(weight.dim()):
-        return "the rank of the norm's input is not known"
-    if rank not in (None, weight.dim()):
-        return f"the norm's input has rank {rank}, and its axis 1 is not the layer's channels"
+    if not site.norm.accepts_only_rank(weight.dim()):
+        rank = facts.rank(site.norm.input)
+        if rank is None:
+            return "the rank of the norm's input is not known"
+        if rank != weight.dim():
+            return f"the norm's input has rank {rank}, and its axis 1 is not the layer's channels"
     channels = weight.shape[site.channel_axis] * (1 if site.channel_axis == 0 else site.groups)
     if var.numel() != channels:
         return f"the norm has {var.numel()} channels, the layer {channels}"

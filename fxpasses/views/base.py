@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.parameter import is_lazy
 
-from fxpasses.ops import Op, bind, module_of, op_of
+from fxpasses.ops import Op, bind, forward_arguments, module_of, op_of
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class View:
         """What `tensor` has answered."""
         return {}
 
+    def has(self, name: str) -> bool:
+        """Whether there is such an operand."""
+        # What a module holds is told quicker than asked of it.
+        return self.tensor(name) is not None or self.operand(name) is not None
+
     def are_constant(self, *names: str) -> bool:
         """Whether each of the operands is absent or a tensor that is known."""
         return all(self.tensor(n) is not None or self.operand(n) is None for n in names)
@@ -98,12 +103,14 @@ def view_at(node: object, *kinds: type[ViewT]) -> ViewT | None:
 
 
 def _bound(kind: type[ViewT], node: Node, op: Op) -> ViewT | None:
-    arguments = bind(node)
+    module = module_of(node) if node.op == "call_module" else None
+    given = node.args, node.kwargs
+    arguments = bind(node) if module is None else forward_arguments(module, *given)
     if arguments is None:
         return None
     view = kind(node)
     # What was found out on the way need not be found out again.
-    vars(view).update(op=op, arguments=arguments)
+    vars(view).update(op=op, module=module, arguments=arguments, _tensors={})
     return view
 
 

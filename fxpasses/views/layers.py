@@ -26,7 +26,7 @@ class Weighted(View):
 
     @property
     def has_bias(self) -> bool:
-        return self.operand("bias") is not None
+        return self.has("bias")
 
     @property
     def has_constant_parameters(self) -> bool:

@@ -28,7 +28,7 @@ class Norm(View):
 
     @property
     def is_affine(self) -> bool:
-        return self.operand("weight") is not None or self.operand("bias") is not None
+        return self.has("weight") or self.has("bias")
 
     @property
     def weight(self) -> Tensor | None:
@@ -75,9 +75,8 @@ class BatchNorm(Norm):
         """Whether the call is sure not to measure its batch."""
         if self.is_frozen:
             return True
-        statistics = self.operand("running_mean"), self.operand("running_var")
-        known = all(statistic is not None for statistic in statistics)
-        return known and self.operand("training") is False
+        has_statistics = self.has("running_mean") and self.has("running_var")
+        return has_statistics and self.operand("training") is False
 
     @property
     def running_mean(self) -> Tensor | None:
