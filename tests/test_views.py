@@ -437,6 +437,14 @@ def test_sizes_given_one_by_one_or_as_one_node() -> None:
     assert isinstance(at_once.size, Node)
 
 
+def test_defaults_are_values_that_a_caller_could_give() -> None:
+    module = traced(lambda m, x: (x.contiguous(), torch.randperm(x.dim())))
+    contiguous, _, drawn = filter(None, map(View.at, module.graph.nodes))
+
+    assert contiguous.operand("memory_format") is torch.contiguous_format
+    assert drawn.operand("dtype") is torch.int64
+
+
 def test_a_call_that_no_signature_fits_has_no_view() -> None:
     module = traced(lambda m, x: F.conv2d(x, m.conv.weight))
     (node,) = [n for n in module.graph.nodes if op_of(n) is Op.CONV]

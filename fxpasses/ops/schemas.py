@@ -208,15 +208,25 @@ def _read(schema: Any) -> Schema:
     return Schema(schema.name, parameters, any("Tensor" in str(r.type) for r in schema.returns))
 
 
+_BY_NUMBER: Final[Mapping[tuple[str, str], Any]] = {
+    ("MemoryFormat", "0"): torch.contiguous_format,
+    ("MemoryFormat", "1"): torch.preserve_format,
+    ("ScalarType", "4"): torch.int64,
+}
+"""Schemas give defaults of these kinds as torch's internal numbers."""
+
+
 def _read_argument(argument: Any) -> Parameter:
     kind = str(argument.real_type)
     optional = kind.startswith("Optional[")
+    kind = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
     alias = argument.alias_info
+    default = argument.default_value if argument.has_default_value() else MISSING
     return Parameter(
         name=argument.name,
-        kind=kind.removeprefix("Optional[").removesuffix("]") if optional else kind,
+        kind=kind,
         optional=optional,
-        default=argument.default_value if argument.has_default_value() else MISSING,
+        default=_BY_NUMBER.get((kind, str(default)), default),
         keyword_only=argument.kwarg_only,
         written=alias is not None and alias.is_write,
         length=argument.N,
