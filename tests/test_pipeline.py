@@ -336,6 +336,7 @@ def test_mistakes_are_named_with_the_nearest_match(
         ("either=2", 2),
         ("either=two", "two"),
         ("dtype=bfloat16", torch.bfloat16),
+        ("dtype=torch.int8", torch.int8),
         ("shade=dark", Shade.DARK),
         ("choice=b", "b"),
         ("choice=3", 3),

@@ -78,11 +78,13 @@ with warnings.catch_warnings(record=True) as caught:
     listing = listed(fxpasses.registry)
 for line in (*(str(one.message) for one in caught), "--", *listing.problems):
     print(line)
-print([one.problem for one in listing.passes if one.problem])
+from typer.testing import CliRunner
+from fxpasses.cli import app
+print(" ".join(CliRunner().invoke(app, ["passes"]).output.split()))
 model = torch.nn.Sequential(torch.nn.Linear(2, 2)).eval()
 print(len(fxpasses.run(model, "fuse_silu,cleanup", torch.randn(1, 2)).graph.nodes))
 """
-    *lines, unusable, nodes = python(code, installed, tmp_path).splitlines()
+    *lines, shown, nodes = python(code, installed, tmp_path).splitlines()
     warned, problems = lines[: lines.index("--")], lines[lines.index("--") + 1 :]
     assert [line.partition(" is left out")[0] for line in problems] == [
         "the plugin gone",
@@ -93,7 +95,10 @@ print(len(fxpasses.run(model, "fuse_silu,cleanup", torch.randn(1, 2)).graph.node
     assert warned == problems[:3]
     assert "has the unknown key 'pases'; did you mean passes?" in problems[2]
     assert "share_sizes is claimed by the plugin grabbing (grabbing) and by" in problems[3]
-    assert "the pass leave of the plugin exiting (exiting) cannot be imported" in unusable
+    assert "leave: the pass leave of the plugin exiting (exiting) cannot be imported" in shown
+    assert "fuse_silu rounding Compute a value times its own sigmoid as one SiLU." in shown
+    assert "fuse_silu,share_sizes,dce the plugin example (example_passes)" in shown
+    assert all(problem in shown for problem in problems)
     assert nodes == "3"
 
 

@@ -16,6 +16,10 @@ from fxpasses.page.shown import Shown
 REPORTS: Final = (".txt", ".md", ".html", ".json")
 _MODULES: Final = (".pt", ".pth")
 RESULTS: Final = (*_MODULES, ".py")
+_ON_LOADING: Final = (
+    "  torch.load(..., weights_only=False) loads it and runs code in it: load only what you trust.",
+    "  The model's own code is not in it: a call that no graph holds for raises GuardError.",
+)
 
 
 def require(path: Path | None, option: str, suffixes: Iterable[str]) -> None:
@@ -52,10 +56,9 @@ def write_result(result: GraphModule, path: Path | None) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    say(
-        f"written: {path}. torch.load({str(path)!r}, weights_only=False) loads it where fxpasses "
-        "is installed. That runs code in the file: load only what you trust"
-    )
+    say(f"written: {path}")
+    for line in _ON_LOADING:
+        say(line)
 
 
 def code_of(graphs: Mapping[str, GraphModule]) -> str:

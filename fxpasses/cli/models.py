@@ -42,7 +42,11 @@ def parse(text: str) -> Spec:
         raise ArgumentError(f"MODEL={text!r}: pass {FORMS}")
     if not brace:
         return Spec(source, name)
-    reader = Reader(brace + rest, "MODEL", ArgumentError)
+
+    def error(message: str) -> ArgumentError:
+        return ArgumentError(f"MODEL={text!r}: {message}")
+
+    reader = Reader(brace + rest, "a value", error)
     reader.need("{")
     options = reader.options()
     reader.end()

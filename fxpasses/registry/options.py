@@ -179,7 +179,8 @@ def _float(value: Any, _: tuple[Any, ...]) -> float:
 
 
 def _dtype(value: Any, _: tuple[Any, ...]) -> torch.dtype:
-    found = getattr(torch, value, None) if isinstance(value, str) else None
+    name = value.removeprefix("torch.") if isinstance(value, str) else ""
+    found = getattr(torch, name, None)
     return _checked(isinstance(found, torch.dtype), found, "the name of a dtype")
 
 

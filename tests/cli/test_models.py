@@ -31,7 +31,7 @@ def test_a_name_is_read(text: str, spec: Spec) -> None:
 
 @pytest.mark.parametrize("text", ["", "resnet50", ":f", "module:", "m:f{", "m:f{a}", "m:f{a=1}x"])
 def test_what_is_no_name_of_a_model_says_what_one_is(text: str) -> None:
-    with pytest.raises(ArgumentError, match=r"MODEL|expected"):
+    with pytest.raises(ArgumentError, match=r"MODEL="):
         parse(text)
 
 
