@@ -194,6 +194,8 @@ def test_text_is_read(text: str, entries: tuple[Entry, ...]) -> None:
         ("a;b", "expected a comma or the end"),
         ("3", "expected the name of a pass"),
         ("a{x=1}}", "expected a comma or the end"),
+        ("a{x=" + "9" * 5000 + "}", "a number of 5000 digits is too long"),
+        ("(a)*" + "9" * 5000, "a number of 5000 digits is too long"),
     ],
 )
 def test_text_outside_of_the_grammar_shows_where(text: str, message: str) -> None:

@@ -15,9 +15,10 @@ from fxpasses.capture import graphs_of, infer_arguments
 from fxpasses.cli import files, models
 from fxpasses.cli.choices import Capturing, Checks, Pipeline, Showing, Subject, Verify
 from fxpasses.cli.inputs import call_of
-from fxpasses.cli.outcome import FAILED, say
+from fxpasses.cli.outcome import FAILED, beside, say
 from fxpasses.cli.progress import Bar
 from fxpasses.cli.showing import show
+from fxpasses.core import Group
 from fxpasses.core.given import Call
 from fxpasses.errors import FxPassesWarning, RegistryError
 from fxpasses.page.captured import CaptureReport
@@ -44,10 +45,9 @@ def run(
     files.require(output, "--output", files.RESULTS)
     files.require(showing.report, "--report", files.REPORTS)
     model, call = _made(subject)
-    registry = _registry(pipeline.registries)
     args, kwargs = call or (None, None)
-    passes = registry.resolve(pipeline.passes)
-    with Bar("preparing", passes) as bar:
+    registry, passes = _resolved(pipeline)
+    with beside(), Bar("preparing", passes) as bar:
         result = fxpasses.run(
             model,
             passes,
@@ -79,10 +79,9 @@ def plan(subject: Subject, pipeline: Pipeline, showing: Showing) -> None:
     """Report what `run` would do."""
     files.require(showing.report, "--report", files.REPORTS)
     model, call = _made(subject)
-    registry = _registry(pipeline.registries)
     args, kwargs = call or (None, None)
-    passes = registry.resolve(pipeline.passes)
-    with Bar("planning"):
+    registry, passes = _resolved(pipeline)
+    with beside(), Bar("planning"):
         report = fxpasses.plan(
             model,
             passes,
@@ -102,7 +101,7 @@ def passes(names: Sequence[str], registries: Sequence[Path], showing: Showing) -
     Raises:
         RegistryError: there is nothing of one of the names.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), beside():
         # They are lines of the listing.
         warnings.simplefilter("ignore", FxPassesWarning)
         listing = listed(_registry(registries))
@@ -126,7 +125,7 @@ def capture(subject: Subject, capturing: Capturing, showing: Showing) -> None:
     """Report what becomes a graph and what does not, or show the code."""
     files.require(showing.report, "--report", files.REPORTS)
     model, call = _made(subject)
-    with Bar("capturing"):
+    with beside(), Bar("capturing"):
         call, how = (call, "given") if call is not None else _inferred(model)
         args, kwargs = call or (None, None)
         captured = fxpasses.capture(
@@ -157,8 +156,15 @@ def _made(subject: Subject) -> tuple[nn.Module, Call | None]:
     """The model in its mode, and the example call if one is given."""
     call = call_of(subject.inputs, subject.seed)
     _find_modules_here()
-    model = models.built(subject.model, subject.seed)
+    with beside():
+        model = models.built(subject.model, subject.seed)
     return model.train(subject.train), call
+
+
+def _resolved(pipeline: Pipeline) -> tuple[Registry, Group]:
+    registry = _registry(pipeline.registries)
+    with beside():
+        return registry, registry.resolve(pipeline.passes)
 
 
 def _registry(paths: Sequence[Path]) -> Registry:

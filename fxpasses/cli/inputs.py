@@ -87,11 +87,15 @@ class _Inputs(Reader):
                 return self.listed("]", self.item)
             if self.take("{"):
                 return self.named("}", self.item)
-        return self._tensor()
+        try:
+            return self._tensor()
+        except RuntimeError as error:
+            # There is no memory for it, or its number of elements is beyond all numbers.
+            self.fail(f"torch cannot make it, {str(error).partition(chr(10))[0]},")
 
     def _tensor(self) -> Tensor:
         text = self.match(_SHAPE, "a shape such as 1x3x224x224, or scalar")
-        shape = () if text == "scalar" else tuple(map(int, text.split("x")))
+        shape = () if text == "scalar" else tuple(map(self._size, text.split("x")))
         dtype = self._dtype() if self.take(":") else torch.float32
         low, high = self._range() if self.take("[") else (None, None)
         if dtype in _WHOLE:
@@ -102,6 +106,12 @@ class _Inputs(Reader):
             self.fail(f"{_name(dtype)} takes no range")
         unit = torch.rand(shape, generator=self._generator)
         return (low + (high - low) * unit).to(dtype)
+
+    def _size(self, digits: str) -> int:
+        size = self.integer(digits)
+        if size > torch.iinfo(torch.int64).max:
+            self.fail(f"{size} is no size of a tensor")
+        return size
 
     def _dtype(self) -> torch.dtype:
         name = self.match(_DTYPE, "a dtype such as float32")

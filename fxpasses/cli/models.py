@@ -68,7 +68,7 @@ def built(text: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     try:
         model: object = factory(**spec.options)
-    except Exception as error:  # whatever the code of a model raises
+    except (Exception, SystemExit) as error:  # whatever the code of a model raises
         raised = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"MODEL={text!r} cannot be made: {raised}") from error
     if not isinstance(model, nn.Module):
@@ -122,7 +122,7 @@ def _require(name: str, known: Iterable[str], library: str) -> None:
 def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever the code of a model raises
+    except (Exception, SystemExit) as error:  # whatever the code of a model raises
         raised = f"{type(error).__name__}: {error}"
         hint = "" if "." in name or Path(f"{name}.py").exists() else f". MODEL is {FORMS}"
         raise ArgumentError(f"the module {name} cannot be imported, {raised}{hint}") from error
@@ -144,7 +144,7 @@ def _file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the code of a model raises
+    except (Exception, SystemExit) as error:  # whatever the code of a model raises
         raised = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{path} cannot be imported, {raised}") from error
     return module

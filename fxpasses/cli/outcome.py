@@ -1,9 +1,10 @@
 """How a command ends: its exit code, and one message where something is wrong."""
 
+import sys
 import traceback
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, Final
 
 import typer
@@ -26,6 +27,13 @@ _WRONG_USE: Final = (
 def say(text: str) -> None:
     """A line beside the output."""
     typer.echo(text, err=True)
+
+
+@contextmanager
+def beside() -> Generator[None]:
+    """What the code of models and passes prints goes beside the output, which may be data."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @contextmanager

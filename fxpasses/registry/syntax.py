@@ -77,7 +77,7 @@ class _Reader(Reader):
                 items = self.pipeline()
             self.need(")")
             self.need("*")
-            repeat = int(self.match(INTEGER, "a number of rounds"))
+            repeat = self.integer(self.match(INTEGER, "a number of rounds"))
             if repeat < 1:
                 self.fail(f"a group is repeated {repeat} times")
             return Repeated(items, repeat)

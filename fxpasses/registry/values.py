@@ -72,9 +72,16 @@ class Reader:
         if (number := self.find(FLOAT)) is not None:
             return float(number)
         if (number := self.find(INTEGER)) is not None:
-            return int(number)
+            return self.integer(number)
         word = self.match(_WORD, "a value")
         return _CONSTANTS.get(word, word)
+
+    def integer(self, digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:
+            # Python reads no more than some thousand digits.
+            raise self._error(f"a number of {len(digits)} digits is too long") from None
 
     def options(self) -> dict[str, Plain]:
         """What stands between braces, the first of which is taken."""

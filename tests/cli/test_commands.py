@@ -1,6 +1,7 @@
 """The commands: what they print, write and return, and how they say what is wrong."""
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,35 @@ def test_arguments_of_all_kinds_reach_the_model() -> None:
 def test_a_target_is_where_the_result_is() -> None:
     data = json.loads(call("run", *CONV_NORM, "--json", "--target", "cpu").stdout)
     assert data["target"] == "cpu"
+
+
+TALKATIVE = """
+from torch import nn
+from fxpasses.core import foreign
+print("of the file")
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        print("of the factory")
+
+    def forward(self, x):
+        print("of the model")
+        return x + 1 if x.sum() > 0 else x
+"""
+
+
+def test_what_a_model_prints_is_no_part_of_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talkative.py").write_text(TALKATIVE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    model = f"{tmp_path}/talkative.py:Net"
+    done = call("run", model, "-p", "dce", "-i", "4", "--json", "--verify", "off")
+    assert json.loads(done.stdout)["model"] == "Net"
+    for speaker in ("file", "factory", "model"):
+        assert f"of the {speaker}" in done.stderr
 
 
 # -- what is wrong

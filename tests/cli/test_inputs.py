@@ -1,12 +1,15 @@
 """Example inputs drawn from what they look like."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fxpasses.cli.inputs import call_of
-from fxpasses.errors import ArgumentError
+from fxpasses.errors import ArgumentError, FxPassesError
 
 
 def one(text: str, seed: int = 0) -> Any:
@@ -101,12 +104,25 @@ def test_no_input_is_no_call() -> None:
         ("=2", "expected a shape"),
         ("x==", "expected a value"),
         ("x=2 3", "expected the end"),
+        ("99999999999x99999999999", "torch cannot make it"),
+        ("1" + "0" * 30, "0 is no size of a tensor"),
+        ("1" + "0" * 5000, "a number of 5001 digits is too long"),
+        ("[" * 60, "an input is nested deeper than 50 levels"),
     ],
 )
 def test_what_is_no_input_shows_where(text: str, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message) as caught:
+    with pytest.raises(FxPassesError, match=message) as caught:
         call_of([text], 0)
-    assert f"--input {text!r}" in str(caught.value)
+    assert f"--input {text!r}" in str(caught.value) or "nested" in message
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(st.text('xa=[]{},:."-0123 ', max_size=16).filter(lambda text: not re.search(r"\d\d", text)))
+def test_no_text_makes_the_reader_fail_in_another_way(text: str) -> None:
+    try:
+        call_of([text], 0)
+    except FxPassesError:
+        return
 
 
 def test_a_name_twice_is_an_error() -> None:

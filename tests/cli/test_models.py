@@ -61,6 +61,7 @@ def test_a_module_that_is_there_already_stays_itself() -> None:
         (f"{HERE}:number", "is a int, which makes no model"),
         (f"{HERE}:text", "makes a str, not a module"),
         (f"{HERE}:raising", "cannot be made: OSError: no such weights"),
+        (f"{HERE}:leaving", "cannot be made: SystemExit: 3"),
         (f"{HERE}:ConvNorm{{width=3}}", "cannot be made: TypeError: .*width"),
         (f"{HERE}:instance{{a=1}}", "is a module already, and takes no options"),
         ("no.such.module:f", "the module no.such.module cannot be imported, ModuleNotFoundError"),
