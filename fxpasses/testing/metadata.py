@@ -55,7 +55,8 @@ def _wrong_in(
         if not (isinstance(origin, tuple) and origin and origin[0] == author):
             yield f"{applied.id} makes {name} without an origin that names the pass"
         for key in (SOURCE, MODULE_STACK):
-            if key not in node.meta and any(key in one.meta for one in sources):
+            # A node of the model itself lies in no module, nor does what stands for it.
+            if key not in node.meta and sources and all(key in one.meta for one in sources):
                 yield f"{applied.id} makes {name} without a {key}{_at(*sources)}"
         stands_for = replaced.get(name)
         if stands_for is not None and VALUE in stands_for.meta and VALUE not in node.meta:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import fxpasses
 from example_passes import fuse_silu as subject
 from example_passes.fuse_silu import FuseSilu
+from fxpasses.testing import check_pass
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -82,14 +83,11 @@ def test_refuses(condition) -> None:
     assert "silu" not in fast.code
 
 
-def test_every_condition_has_its_refusal() -> None:
-    assert (*FuseSilu.legal_if, *FuseSilu.worthwhile_if) == tuple(REFUSED)
-
-
-@pytest.mark.parametrize("condition", FuseSilu.legal_if)
-def test_each_legality_condition_is_needed(condition) -> None:
-    class Unchecked(FuseSilu):
-        legal_if = tuple(one for one in FuseSilu.legal_if if one is not condition)
-
-    with pytest.raises(fxpasses.errors.FxPassesError):
-        fxpasses.run(REFUSED[condition]().eval(), [Unchecked()], X)
+def test_keeps_what_every_pass_promises() -> None:
+    calls = {condition: (model(), (X,)) for condition, model in REFUSED.items()}
+    check_pass(
+        FuseSilu,
+        models=[(model(), (X,)) for model in (ByFunctions, ByMethods, ByModule)],
+        goes_wrong={condition: calls[condition] for condition in FuseSilu.legal_if},
+        still_right={condition: calls[condition] for condition in FuseSilu.worthwhile_if},
+    )
