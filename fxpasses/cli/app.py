@@ -241,7 +241,10 @@ def capture(  # noqa: PLR0913  each is an option of the command
     train: Train = False,
     sizes: Annotated[
         Sizes,
-        typer.Option(help="Branches on sizes: guards checks them at run time; kinds leaves them."),
+        typer.Option(
+            help="Branches on sizes. guards: checked at run time; kinds: opaque; shapes: decided, "
+            "for the shapes of the example alone."
+        ),
     ] = Sizes.GUARDS,
     leaf: Annotated[
         list[str] | None,

@@ -31,6 +31,7 @@ class Sizes(StrEnum):
 
     GUARDS = auto()
     KINDS = auto()
+    SHAPES = auto()
 
 
 @dataclass(frozen=True, slots=True)
