@@ -402,14 +402,16 @@ class Replacements:
 
     def _leaf_holders(self, replaced: Mapping[int, tuple[Any, Any]]) -> None:
         """The modules that define the leaf functions, through which `a.f(x)` finds them."""
-        for function, new in replaced.values():
+        wanted: dict[str, dict[int, Any]] = {}
+        for number, (function, new) in replaced.items():
             package = (getattr(function, "__module__", None) or "").split(".")[0]
-            if package in ("", "torch", "math", "builtins"):
-                continue
+            if package not in ("", "torch", "math", "builtins"):
+                wanted.setdefault(package, {})[number] = new
+        for package, functions in wanted.items():
             for holder in _modules_of(package):
-                for name, value in list(vars(holder).items()):
-                    if value is function:
-                        self._patches.attribute(holder, name, new)
+                names = [name for name, value in vars(holder).items() if id(value) in functions]
+                for name in names:
+                    self._patches.attribute(holder, name, functions[id(vars(holder)[name])])
 
     def _wrapped(self) -> None:
         """The functions that `torch.fx.wrap` names."""
@@ -434,7 +436,9 @@ def _module_asking(asking: FrameType) -> str:
 
 
 def _modules_of(package: str) -> list[ModuleType]:
-    found = [sys.modules.get(name) for name in list(sys.modules) if name.split(".")[0] == package]
+    inside = f"{package}."
+    names = [name for name in list(sys.modules) if name == package or name.startswith(inside)]
+    found = map(sys.modules.get, names)
     return [module for module in found if isinstance(module, ModuleType)]
 
 
