@@ -1,8 +1,8 @@
 """Runs a pipeline over a program: order, rounds, rollback, and what was done as plain data."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 from torch.fx import GraphModule
@@ -95,7 +95,8 @@ class PassManager:
         self.notes = []
         self._facts = {}
         self._rounds = {}
-        return list(self._group(self.pipeline, program, first=1))
+        with surroundings_kept():
+            return list(self._group(self.pipeline, program, first=1))
 
     def _group(self, group: Group, program: Program, first: int) -> Iterator[PassRun]:
         """Run a group whose first pass has the position `first`, until nothing changes."""
@@ -132,7 +133,7 @@ class PassManager:
             observer.started(run.record, program)
         start = time.perf_counter()
         try:
-            with surroundings_kept(), _draws_apart(item):
+            with _apart(item):
                 self._carry_out(item, program, label, run)
         except PassError as error:
             self._failed(run, named(error, item.name), program)
@@ -184,9 +185,15 @@ class PassManager:
         return self._facts[path]
 
 
-def _draws_apart(item: GraphPass | ForeignPass) -> AbstractContextManager[None]:
-    """The package's own passes draw nothing, and a mode costs time at every operation."""
-    return nullcontext() if is_ours(item) else own_draws()
+def _apart(item: GraphPass | ForeignPass) -> AbstractContextManager[None]:
+    """The package's own passes set and draw nothing, and a mode costs time at every operation."""
+    return nullcontext() if is_ours(item) else _put_back()
+
+
+@contextmanager
+def _put_back() -> Generator[None]:
+    with surroundings_kept(), own_draws():
+        yield
 
 
 def _new_run(item: GraphPass | ForeignPass, label: Label, program: Program) -> PassRun:
