@@ -8,7 +8,7 @@ that it was given or can get at. Two values may alias if they have a root in com
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ Place.STATE, Place.HIDDEN, Place.ANYWHERE = Place(), Place(), Place()
 
 Root: TypeAlias = "Node | int | Place"  # a number is a storage that an attribute lies in
 
+_NOWHERE: Final = frozenset[Root]()
 _MOST_ROOTS = 64  # more than this and a value may lie anywhere, which keeps chains of them linear
 
 
@@ -58,7 +59,7 @@ class Aliasing:
     def written_by(self, node: Node) -> frozenset[Root]:
         """The memory that running `node` may write."""
         effects = self._effects(node)
-        found = frozenset[Root]().union(*(self.roots(operand) for operand in effects.writes))
+        found = _NOWHERE.union(*map(self.roots, effects.writes))
         if effects.unknown:
             found |= self._reached(node)
         if effects.writes_state:

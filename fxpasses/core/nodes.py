@@ -17,14 +17,15 @@ def add_node(
     """What `graph.create_node` makes, for less than half of its time.
 
     Torch looks through the operands of a new node for raw symbolic numbers, to warn of them, and
-    makes its name by two regular expressions. The operands are therefore set afterwards, and a
-    name that those expressions would leave as it is is given.
+    makes its name by two regular expressions. The operands are therefore set afterwards, past the
+    `__setattr__` that looks after a table of nodes by what they call, and a name that those
+    expressions would leave as it is is given.
     """
     node = graph.create_node(op, target, (), {}, name or _plain_name(target))
     if args:
-        node.args = args
+        object.__setattr__(node, "args", args)
     if kwargs:
-        node.kwargs = dict(kwargs)
+        object.__setattr__(node, "kwargs", dict(kwargs))
     return node
 
 

@@ -151,8 +151,9 @@ def norm_works_on_the_channels(site: Site, facts: Facts) -> str | None:
 
 
 def result_keeps_its_dtype(site: Site, facts: Facts) -> str | None:
-    before, after = facts.dtype(site.norm.input), facts.dtype(site.norm.node)
-    if before is None or after is None:
+    before = facts.dtype(site.norm.input)
+    after = None if before is None else facts.dtype(site.norm.node)
+    if after is None:
         dtypes = {t.dtype for t in site.known.values()}
         return None if len(dtypes) == 1 else "the dtype of the norm's input is not known"
     return None if before is after else f"the norm turns {before} into {after}"
