@@ -132,11 +132,13 @@ class _Capturing:
         self._apart: dict[int, Arguments] = {}
         """Of modules for which it does not matter that their example shares memory: others."""
         self._outside: dict[int, Tensor] = {}
+        self._without_gradients: set[int] = set()
+        """Modules whose forward switches gradients off for all that it computes."""
 
     def run(self, example: Arguments | None) -> Capture:
         root = self._clean
         try:
-            made = self._trace(root, example)
+            made = self._traced_or_refused(root, example)
         except Untraceable as refusal:
             kind = type(root).__name__
             self._opaque.append(Opaque("", kind, refusal.kind, refusal.reason, refusal.source))
@@ -160,6 +162,29 @@ class _Capturing:
         )
 
     # -- one trace
+
+    def _traced_or_refused(self, module: nn.Module, example: Arguments | None) -> Trace:
+        """As `_trace`, also of a module whose whole forward is without gradients."""
+        try:
+            return self._trace(module, example)
+        except Untraceable as refusal:
+            made = self._traced_without_gradients(module, example, refusal.kind)
+            if made is None:
+                raise
+            return made
+
+    def _traced_without_gradients(
+        self, module: nn.Module, example: Arguments | None, kind: OpaqueKind
+    ) -> Trace | None:
+        """A graph to be run without gradients, as a module runs its whole forward; else None."""
+        if kind is not OpaqueKind.REGION or not torch.is_grad_enabled():
+            return None
+        self._without_gradients.add(id(module))
+        try:
+            return self._trace(module, example)
+        except Untraceable:
+            self._without_gradients.discard(id(module))
+            return None
 
     def _trace(self, module: nn.Module, example: Arguments | None) -> Trace:
         """Trace `module`, and put what its graph needs where it is found."""
@@ -232,6 +257,7 @@ class _Capturing:
             places=known.places,
             force_opaque=known.opaque,
             run_refused=known.root is self._clean,
+            without_gradients=id(known.root) in self._without_gradients,
             copies=copies,
         )
 
@@ -269,6 +295,7 @@ class _Capturing:
         entry = Entry(pattern, module, renamed=made.renamed, flags=flags)
         entry.opaque = [_at(module, opaque.path) for opaque in made.opaque]
         entry.reads_device = made.reads_device
+        entry.without_gradients = id(module) in self._without_gradients
         entry.foreseen = Foreseen() if made.late_guards else None
         if not made.effect:
             # Without an example, little is known of what comes before an error.
@@ -301,10 +328,31 @@ class _Capturing:
                 continue
             self._done.add(id(inner))
             full = _joined(path, opaque.path)
+            if self._region(inner, full, opaque, made.calls if exampled else None):
+                continue
             self._opaque.append(replace(opaque, path=full))
             if not is_sealed(inner):
                 calls = {_joined(path, key): call for key, call in made.calls.items()}
                 self._inside(inner, full, calls if exampled else None)
+
+    def _region(
+        self, module: nn.Module, path: str, opaque: Opaque, calls: Mapping[str, Call] | None
+    ) -> bool:
+        """Capture a module that a graph calls, if all of its forward is without gradients."""
+        call = None if calls is None else calls.get(opaque.path)
+        if calls is not None and call is None:
+            return False
+        example = None if call is None else Arguments(*call)
+        made = self._traced_without_gradients(module, example, opaque.kind)
+        if made is not None:
+            self._installed(module, path, made, example)
+        return made is not None
+
+    def _installed(
+        self, module: nn.Module, path: str, made: Trace, example: Arguments | None
+    ) -> None:
+        self._graphs[path] = install(module, made.graph, self._entry(module, made, example))
+        self._below(module, path, made, exampled=example is not None)
 
     def _inside(self, module: nn.Module, path: str, calls: Mapping[str, Call] | None) -> None:
         stack = list(reversed(children_of(module, path)))
@@ -327,13 +375,12 @@ class _Capturing:
         call = None if calls is None else Arguments(*calls[path])
         self._done.add(id(child))
         try:
-            made = self._trace(child, call)
+            made = self._traced_or_refused(child, call)
         except Untraceable as refusal:
             kind = type(child).__name__
             self._opaque.append(Opaque(path, kind, refusal.kind, refusal.reason, refusal.source))
             return False
-        self._graphs[path] = install(child, made.graph, self._entry(child, made, call))
-        self._below(child, path, made, exampled=call is not None)
+        self._installed(child, path, made, call)
         return True
 
 

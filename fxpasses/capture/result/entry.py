@@ -60,6 +60,11 @@ class Entry:
         flags: The modules whose mode the graph took for granted, with that mode.
     """
 
+    foreseen: Foreseen | None = None
+    """Where guards follow what a second run would repeat: the sizes for which they hold."""
+    without_gradients = False
+    """Whether the graph is of a forward that switches gradients off for all of it."""
+
     def __init__(
         self,
         pattern: Pattern | None,
@@ -84,8 +89,6 @@ class Entry:
         self.pickles_fallback = False
         self.run_again_after: tuple[type[Exception], ...] = ()
         """What a graph may raise, so that another run of the call repeats nothing."""
-        self.foreseen: Foreseen | None = None
-        """Where guards follow what a second run would repeat: the sizes for which they hold."""
         self.reads_device = True
         self.dtypes: tuple[torch.dtype, ...] | None = None
         """Of the weights as they were captured, where they have been converted since."""
@@ -101,6 +104,8 @@ class Entry:
 
     def run(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
         """Serve one call: by `graph` where it holds, else by the module's own code."""
+        if self.without_gradients:
+            graph = torch.no_grad()(graph)
         if self.transparent:
             return graph(*args, **self._safe(kwargs))
         if torch.compiler.is_compiling():

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpasses.capture.tracing.internals import parameters_of, torch_state
+from fxpasses.capture.tracing.internals import parameters_of
 from fxpasses.capture.tracing.journal import AttributeWrites, is_registry, is_same_write
 from fxpasses.capture.tracing.paths import Paths
 from fxpasses.capture.tracing.proxies import Value
@@ -31,7 +31,7 @@ class AttributeTracer(Recorder):
 
     def prepare(self) -> None:
         """Copy what may be written, protect what may not, and hide what a read must be seen of."""
-        self.region = torch_state()
+        self.region = self.region_at_entry()
         self.memory.take(self.request.copies)
         for module in self.paths.modules():
             for parameter in parameters_of(module).values():

@@ -71,7 +71,8 @@ def torch_function(
         raise host.refuse(OpaqueKind.COMPILED, "calls a TorchScript method")
     if find_value((args, kwargs)) is None:
         if _runs_natively(function, name, args):
-            host.reads_grad_mode |= name == "_set_grad_enabled"
+            sets_mode = name == "_set_grad_enabled"
+            host.reads_grad_mode |= sets_mode and not host.request.without_gradients
             return function(*args, **kwargs)
         if name in _DECISIONS:
             raise host.refuse(OpaqueKind.CONTROL_FLOW, f"{name} of a tensor of the model")

@@ -21,7 +21,7 @@ from fxpasses.capture.tracing.names import is_identifier
 from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, is_parametrized
 from fxpasses.capture.tracing.refusal import Refusal, definition_of, explain, unbound_method
 from fxpasses.capture.tracing.request import Call, Opaque, OpaqueKind, Request
-from fxpasses.capture.tracing.running import hooked, run_module
+from fxpasses.capture.tracing.running import hooked, keep_call, run_module
 from fxpasses.capture.tracing.structures import Held, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, is_leaf_tensor_module
 from fxpasses.capture.tracing.watch import Readers, World, stored_attributes
@@ -61,6 +61,7 @@ class _Mark:
     num_calls: int
     memory: Checkpoint
     grad_mode: bool
+    reads_grad_mode: bool
     state: ModuleState
     arguments: Held
 
@@ -229,6 +230,8 @@ class ModuleTracer(AttributeTracer):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             held = Held((args, kwargs))
+            if opaque.kind is OpaqueKind.REGION:  # it may have a graph of its own
+                keep_call(self.calls, opaque.path, args, kwargs)
             out, changed = run_module(self, module, opaque.path, args, kwargs)
             self.changing |= changed
             if changed:
@@ -274,6 +277,7 @@ class ModuleTracer(AttributeTracer):
             num_calls=len(self._called),
             memory=self.memory.checkpoint(),
             grad_mode=is_grad_enabled(),
+            reads_grad_mode=self.reads_grad_mode,
             state=ModuleState(module),
             arguments=Held(arguments),
         )
@@ -333,6 +337,7 @@ class ModuleTracer(AttributeTracer):
         del self.constants[mark.constants :]
         self.paths.forget(mark.unregistered)
         self.guards, self.late_guards = mark.guards
+        self.reads_grad_mode = mark.reads_grad_mode
         del self.reads_training[mark.reads_training :]
         while len(self._called) > mark.num_calls:
             self._num_calls[self._called.pop()] -= 1

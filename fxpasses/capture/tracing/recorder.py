@@ -89,7 +89,7 @@ class Recorder:
         self.constants: list[tuple[str, Tensor]] = []
         self.module_stack: dict[str, tuple[str, Any]] = {}
         self.stack_meta: dict[str, tuple[str, Any]] | None = None
-        self.region = torch_state()
+        self.region = self.region_at_entry()
         self._encoder = Encoder(self)
         self._tensors: dict[int, tuple[Tensor, Made]] = {}
         self._wholes: dict[int, tuple[Any, Value]] = {}
@@ -141,6 +141,11 @@ class Recorder:
                 self.stack_meta = dict(self.module_stack)
             meta[MODULE_STACK] = self.stack_meta
         return node
+
+    def region_at_entry(self) -> tuple[Any, ...]:
+        """The state of torch that every node has to be made in."""
+        now = torch_state()
+        return (False, *now[1:]) if self.request.without_gradients else now
 
     def _check_region(self) -> None:
         now = torch_state()

@@ -140,7 +140,9 @@ class Request:
     names alone. `force_opaque` lists paths that are never inlined. `live` lists attributes
     (`path.name`) that change: who reads one is opaque. `strict` compares globals at each module's
     exit, so that the innermost module that changes them is found; `places` are those that
-    `Outside` named. A refused root's own code is run on the example if `run_refused`. `copies`
+    `Outside` named. A refused root's own code is run on the example if `run_refused`. A root is
+    traced `without_gradients` to be run so: its forward must switch them off for all that it
+    computes, and on again. `copies`
     are tensors of the caller's with those that `root` holds in their place, which may be written.
     """
 
@@ -154,6 +156,7 @@ class Request:
     strict: bool = False
     places: tuple[str, ...] = ()
     run_refused: bool = True
+    without_gradients: bool = False
     copies: Sequence[tuple[Tensor, Tensor]] = ()
 
 

@@ -165,10 +165,17 @@ def _eager(module: nn.Module, path: str) -> Callable[..., Any]:
 
 def _note(calls: dict[str, Call], path: str) -> Callable[..., None]:
     def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if path not in calls:
-            calls[path] = (map_leaves(args, _kept), map_leaves(kwargs, _kept))
+        keep_call(calls, path, args, kwargs)
 
     return note
+
+
+def keep_call(
+    calls: dict[str, Call], path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Keep the first call of the module at `path`."""
+    if path not in calls:
+        calls[path] = (map_leaves(args, _kept), map_leaves(kwargs, _kept))
 
 
 def _kept(leaf: Any) -> Any:

@@ -5,7 +5,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fxpasses.capture.tracing.deep import run_deep
-from fxpasses.capture.tracing.internals import recompile_if_lazy
+from fxpasses.capture.tracing.internals import (
+    is_grad_enabled,
+    recompile_if_lazy,
+    set_grad_enabled,
+)
 from fxpasses.capture.tracing.modes import DispatchMode, FunctionMode, GeneratorStates
 from fxpasses.capture.tracing.modules import ModuleTracer, has_global_hooks
 from fxpasses.capture.tracing.patches import CAPTURE_LOCK, Replacements
@@ -142,7 +146,8 @@ class _Run:
                 raise tracer.refuse(OpaqueKind.HOOKED, "hooks are registered for all modules")
             args, kwargs = self._inputs.lift(root.forward)
             out = self._forward(args, kwargs)
-            tracer.create_node("output", "output", (tracer.output_argument(out),), {})
+            returned = self._returned(out)
+            tracer.create_node("output", "output", (returned,), {})
         except Exception as error:
             kind, reason, source = explain(error, root)
             tracer.roll_back(mark)
@@ -164,6 +169,18 @@ class _Run:
             return self._forward(args, kwargs)
         tracer.check_exit(root, mark, out)
         return out
+
+    def _returned(self, out: Any) -> Any:
+        """What the output node holds. It is read in the mode in which the graph runs."""
+        if not self._request.without_gradients:
+            return self._tracer.output_argument(out)
+        if not is_grad_enabled():
+            raise self._tracer.refuse(OpaqueKind.REGION, "leaves gradients switched off")
+        set_grad_enabled(False)
+        try:
+            return self._tracer.output_argument(out)
+        finally:
+            set_grad_enabled(True)
 
     def _run_root(self, failed: Untraceable) -> None:
         """Run the root's own code on the example, for its children's sake."""
