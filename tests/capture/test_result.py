@@ -478,3 +478,20 @@ class TestOtherTools:
         for name, parameter in twins.named_parameters():
             if parameter.grad is not None:
                 torch.testing.assert_close(result.get_parameter(name).grad, parameter.grad)
+
+
+def test_functions_that_torch_makes_inside_others_are_pickled_by_name() -> None:
+    class Pools(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = F.max_pool2d(x, 2)
+            return F.adaptive_max_pool2d(pooled, 1) + F.fractional_max_pool2d(x, 2, output_size=1)
+
+    x = torch.randn(2, 3, 8, 8)
+    made = capture(Pools().eval(), (x,))
+    assert made.opaque == ()
+    result = finish(fork(made.program), made.program)
+    loaded = pickle.loads(pickle.dumps(result))
+    torch.manual_seed(1)
+    expected = Pools()(x)
+    torch.manual_seed(1)
+    assert torch.equal(loaded(x), expected)

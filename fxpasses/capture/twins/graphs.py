@@ -8,12 +8,14 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
+from torch.nn import functional
 
 from fxpasses.core import MODULE_STACK, ORIGIN, SOURCE, STANDS_FOR, VALUE, add_node
 
@@ -51,6 +53,19 @@ class _Operator:
     name: str
     overload: str | None
 
+
+@dataclass(frozen=True, slots=True)
+class _Functional:
+    """A function of `torch.nn.functional` that torch makes inside another: pickle finds no name."""
+
+    name: str
+
+
+_MADE_INSIDE: Final = {
+    function: name
+    for name, function in vars(functional).items()
+    if isinstance(function, FunctionType) and "<locals>" in function.__qualname__
+}
 
 FrozenGraph: TypeAlias = "tuple[tuple[Any, ...], ...]"
 
@@ -115,10 +130,14 @@ def _operator_name(value: Any) -> Any:
         return _Operator(schema.name, schema.overload_name)
     if isinstance(value, OpOverloadPacket):
         return _Operator(value._qualified_op_name, None)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  no public name
+    if isinstance(value, FunctionType) and value in _MADE_INSIDE:
+        return _Functional(_MADE_INSIDE[value])
     return value
 
 
 def _operator(value: Any) -> Any:
+    if isinstance(value, _Functional):
+        return getattr(functional, value.name)
     if not isinstance(value, _Operator):
         return value
     namespace, _, name = value.name.partition("::")
