@@ -713,3 +713,70 @@ def test_a_cache_that_no_name_of_a_file_reaches_is_never_asked_for_a_trace_that_
             x = X[:rows]
             assert torch.equal(result(x), model(x))
     assert type(Recalling.tripled(3)) is int
+
+
+class Fills(nn.Module):
+    """As the modules of HRNet and the extra blocks of feature pyramids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, found: list[Tensor], names: dict[str, int]) -> list[Tensor]:
+        for i, x in enumerate(found):
+            found[i] = self.layer(x)
+        found.append(found[0] * 2)
+        names["last"] = len(found)
+        return found
+
+
+class Makes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fills = Fills()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, names = [x, x + 1], {}
+        self.fills(found, names)
+        return sum(found) * names["last"]
+
+
+def test_a_list_that_the_model_makes_may_be_changed_by_whom_it_is_given_to() -> None:
+    model = nn.Sequential(Makes(), Makes()).eval()
+    result = traced(model, (X,))
+    assert result.kinds == {}
+    for x in (X, X[:2]):
+        assert same(result(x), model(x))
+
+
+def test_a_list_that_another_module_holds_may_not() -> None:
+    class Holds(Makes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.holder = nn.Identity()
+            self.holder.lists = {"found": [torch.ones(2, 4)]}
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.holder.lists["found"]
+            if len(found) > 4:
+                return x
+            return x + self.fills(found, {})[-1].sum()
+
+    model = nn.Sequential(Holds()).eval()
+    result = traced(copy.deepcopy(model), (X,))
+    assert set(result.kinds.values()) <= {STATE, OpaqueKind.CHANGES_ARGUMENT}
+    assert "0" in result.kinds
+    assert same([result(X) for _ in range(3)], [model(X) for _ in range(3)])
+
+
+def test_a_list_that_is_changed_before_the_module_fails_is_as_it_was() -> None:
+    class Fails(Fills):
+        def forward(self, found: list[Tensor], names: dict[str, int]) -> list[Tensor]:
+            super().forward(found, names)
+            return found if found[0].sum() > 1e9 else [*found]
+
+    model = Makes().eval()
+    model.fills = Fails()
+    result = traced(model, (X,))
+    assert result.kinds == {"": OpaqueKind.CHANGES_ARGUMENT}
+    assert same(result(X), model(X))

@@ -293,13 +293,23 @@ class ModuleTracer(AttributeTracer):
             raise Refusal(OpaqueKind.PYTHON_STATE, f"writes .{self.writes.last_name()}")
         if changed:
             raise Refusal(OpaqueKind.PYTHON_STATE, f"changes .{', .'.join(sorted(changed))}")
-        if mark.arguments.changed():
+        if mark.arguments.changed() and not self._is_of_the_trace(module, mark.arguments):
             reason = "changes a list or dict that it is given"
             raise Refusal(OpaqueKind.CHANGES_ARGUMENT, reason)
         if hasattr(type(out), "__next__"):
             raise Refusal(OpaqueKind.UNTRACEABLE_VALUE, "returns a generator")
         if self.request.strict:
             self._check_world(module)
+
+    def _is_of_the_trace(self, module: nn.Module, arguments: Held) -> bool:
+        """Whether the graph tells all that became of the containers that a module has changed.
+
+        It does if the code that made them is traced, too: neither the caller nor a module of the
+        model has them.
+        """
+        changed = arguments.changed_ones()
+        is_root = module is self.request.root
+        return not is_root and not any(Held(vars(m)).holds(changed) for m in self.paths.modules())
 
     def _note_changes(self, module: nn.Module, mark: _Mark, changed: Iterable[str]) -> None:
         written = [*self.writes.since(mark.writes), *((module, name) for name in changed)]

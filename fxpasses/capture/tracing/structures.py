@@ -238,6 +238,15 @@ class Held:
     def changed(self) -> bool:
         return not all(same_content(container, held) for container, held in self._held)
 
+    def changed_ones(self) -> list[Any]:
+        """What holds something else by now: containers, and the attributes of objects."""
+        return [one for one, held in self._held if not same_content(one, held)]
+
+    def holds(self, containers: Iterable[Any]) -> bool:
+        """Whether one of these very containers is here."""
+        mine = {id(one) for one, _ in self._held}
+        return any(id(one) in mine for one in containers)
+
     def restore(self) -> None:
         for container, held in self._held:
             if not same_content(container, held):
