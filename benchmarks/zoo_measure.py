@@ -1,5 +1,6 @@
 """What one model of the zoo is measured by: capture, passes, and equality with the original."""
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.fx import symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -149,15 +150,14 @@ class _Measurement:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                symbolic_trace(self._model)
+                traced = symbolic_trace(self._model)
             except Exception:
                 self._outcome.traced = False
                 return
             self._outcome.traced = True
-            try:
-                self._outcome.folded_by_torch = self._outcome.norms - _norms(fuse(self._model))
-            except Exception:
-                self._outcome.folded_by_torch = None
+            with contextlib.suppress(Exception):  # whatever torch's own pass raises on the model
+                left = _norms_called(fuse(self._model))
+                self._outcome.folded_by_torch = _norms_called(traced) - left
 
 
 def _coverage(captured: fxpasses.Capture) -> tuple[float | None, float | None]:
@@ -170,6 +170,15 @@ def _norms(model: nn.Module) -> int:
     return sum(
         isinstance(module, _BatchNorm) or type(module).__name__ == "FrozenBatchNorm2d"
         for module in model.modules()
+    )
+
+
+def _norms_called(module: GraphModule) -> int:
+    """The nodes that are batch norms, in either spelling."""
+    return sum(
+        node.target is nn.functional.batch_norm
+        or (node.op == "call_module" and isinstance(module.get_submodule(node.target), _BatchNorm))
+        for node in module.graph.nodes
     )
 
 

@@ -146,6 +146,14 @@ def clips(frames: int, side: int) -> Callable[[int, int], Call]:
 
 # -- timm
 
+# Pixels of models that take any size: a forward at their own (768, 546, 384) takes a minute.
+_SMALLER: Final[Mapping[str, int]] = {
+    "deepseek_vit": 224,
+    "gemma4_vit": 224,
+    "naflexvit": 224,
+    "qwen3_vit": 224,
+}
+
 
 def _timm() -> Iterator[Entry]:
     import timm
@@ -154,6 +162,7 @@ def _timm() -> Iterator[Entry]:
         name = CHEAPEST.get(module) or timm.list_models(module=module)[0]
         configuration = timm.get_pretrained_cfg(name)
         side = 224 if configuration is None else configuration.input_size[-1]
+        side = _SMALLER.get(module, side)
         yield Entry("timm", module, _from_timm(name), pictures(side), name)
 
 
