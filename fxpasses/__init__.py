@@ -13,6 +13,7 @@ from fxpasses import errors
 
 if TYPE_CHECKING:
     from fxpasses.api import (
+        Advice,
         Capture,
         Diagram,
         GraphPass,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Report,
         Rewrite,
         Verdict,
+        advise,
         apply,
         capture,
         diff,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Capture",
     "Diagram",
     "GraphPass",
@@ -48,6 +51,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "Verdict",
+    "advise",
     "apply",
     "capture",
     "diff",

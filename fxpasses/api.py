@@ -1,5 +1,6 @@
 """The public verbs and types, in one place. `fxpasses` itself shows the same names, lazily."""
 
+from fxpasses.advise import Advice, advise
 from fxpasses.capture import Capture, capture, release
 from fxpasses.core import GraphPass, Numerics, Rewrite, foreign
 from fxpasses.diagram import Diagram, diff, draw
@@ -13,6 +14,7 @@ registry = Registry.default()
 register = registry.register
 
 __all__ = [
+    "Advice",
     "Capture",
     "Diagram",
     "GraphPass",
@@ -22,6 +24,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "Verdict",
+    "advise",
     "apply",
     "capture",
     "diff",

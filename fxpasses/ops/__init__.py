@@ -61,6 +61,7 @@ from fxpasses.ops.signatures import (
     with_arguments,
 )
 from fxpasses.ops.spelling import Spellings, spell
+from fxpasses.ops.syncs import Sync, sync_named, sync_of
 from fxpasses.ops.tables import VOCABULARY
 from fxpasses.ops.vocabulary import (
     index_by,
@@ -99,6 +100,7 @@ __all__ = [
     "Parameter",
     "Schema",
     "Spellings",
+    "Sync",
     "arguments_of",
     "attribute",
     "bind",
@@ -129,5 +131,7 @@ __all__ = [
     "schemas_of_function",
     "schemas_of_method",
     "spell",
+    "sync_named",
+    "sync_of",
     "with_arguments",
 ]
