@@ -11,7 +11,6 @@ import typer
 
 from fxpasses import errors
 
-VERIFIED: Final = 0
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
