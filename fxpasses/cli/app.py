@@ -274,6 +274,28 @@ def capture(  # noqa: PLR0913  each is an option of the command
         )
 
 
+@app.command(short_help="What will cost speed, and what to do about it.")
+def advise(
+    *,
+    model: Model,
+    input: Inputs = None,  # noqa: A002  the name of the option
+    train: Train = False,
+    seed: Seed = 0,
+    report: Report = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """Show what will cost speed in MODEL, with source lines and what to do about it."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        commands.advise(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            Showing(report, json=json, details=details),
+        )
+
+
 def _pipeline(
     passes: str,
     registry: list[Path] | None,

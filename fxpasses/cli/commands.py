@@ -144,6 +144,16 @@ def capture(subject: Subject, capturing: Capturing, showing: Showing) -> None:
     show(CaptureReport(f"{type(model).__name__}, {mode} mode", record), showing)
 
 
+def advise(subject: Subject, showing: Showing) -> None:
+    """Report what will cost speed."""
+    files.require(showing.report, "--report", files.REPORTS)
+    model, call = _made(subject)
+    args, kwargs = call or (None, None)
+    with beside(), Bar("looking"):
+        advice = fxpasses.advise(model, args, kwargs)
+    show(advice, showing)
+
+
 def _inferred(model: nn.Module) -> tuple[Call | None, str]:
     found = infer_arguments(model)
     if found is None:

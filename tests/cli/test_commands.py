@@ -326,6 +326,16 @@ def test_capture_shows_the_code_of_the_graphs() -> None:
     assert "# the model\ndef forward(self, x):" in done.stdout
 
 
+def test_advise_shows_what_costs_speed_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "advice.md"
+    done = call("advise", f"{HERE}:Branches", "-i", "1x4[1,2]", "--report", path)
+    assert done.exit_code == 0, done.output
+    assert "models.py" in done.stdout
+    assert "what to do: " in done.stdout
+    assert "models.py" in path.read_text(encoding="utf-8")
+    assert json.loads(call("advise", f"{HERE}:Branches", "-i", "1x4[1,2]", "--json").stdout)
+
+
 def test_passes_lists_all_with_numerics_options_and_origin() -> None:
     done = call("passes")
     assert done.exit_code == 0
@@ -358,7 +368,7 @@ def test_passes_lists_only_what_is_named() -> None:
 
 
 def test_every_command_has_its_help_in_plain_text() -> None:
-    for command in ("run", "plan", "passes", "capture"):
+    for command in ("run", "plan", "passes", "capture", "advise"):
         done = call(command, "--help")
         assert done.exit_code == 0
         assert f"{command} [OPTIONS]" in done.stdout
