@@ -275,7 +275,7 @@ def capture(  # noqa: PLR0913  each is an option of the command
 
 
 @app.command(short_help="What will cost speed, and what to do about it.")
-def advise(
+def advise(  # noqa: PLR0913  each is an option of the command
     *,
     model: Model,
     input: Inputs = None,  # noqa: A002  the name of the option
