@@ -144,6 +144,29 @@ def test_every_opaque_leaf_is_advised_on() -> None:
     assert "calls as_tensor" in copied.message
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_code_that_cannot_be_read_is_a_leaf_like_any() -> None:
+    scripted = torch.jit.trace(nn.Linear(8, 8), torch.ones(2, 8))
+    findings = advise(nn.Sequential(scripted, nn.Linear(8, 8)).eval(), torch.ones(2, 8))
+    assert [(one.kind, one.path) for one in findings] == [(Kind.OPAQUE, "0")]
+    assert findings.findings[0].remedy == OPAQUE_REMEDIES["compiled"]
+
+
+class Hostile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules["<script>\n"] = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._modules["<script>\n"](x)
+
+
+def test_hostile_names_are_text() -> None:
+    advice = advise(Hostile().eval(), torch.ones(2, 8))
+    assert "<script> : 10 output channels" in advice.text()
+    assert "<script>" not in advice._repr_html_()
+
+
 def test_every_sync_and_every_kind_is_explained() -> None:
     assert set(REMEDIES) == set(Sync)
     assert set(TITLES) == set(Kind)

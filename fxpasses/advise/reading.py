@@ -28,7 +28,7 @@ def calls_written(module: nn.Module) -> Iterator[Written]:
 
     Code of torch itself is not read, nor what has no source.
     """
-    waiting: list[Any] = [type(module).forward]
+    waiting: list[Any] = [inspect.getattr_static(module, "forward", None)]
     read: set[Any] = set()
     while waiting and len(read) < _MOST_FUNCTIONS:
         function = _plain_function(waiting.pop(0))
