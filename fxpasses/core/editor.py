@@ -169,13 +169,13 @@ class Editor:
 
     # -- nodes
 
-    def call_function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    def call_function(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Node:
         return self._create("call_function", target, args, kwargs)
 
-    def call_method(self, name: str, *args: Any, **kwargs: Any) -> Node:
+    def call_method(self, name: str, /, *args: Any, **kwargs: Any) -> Node:
         return self._create("call_method", name, args, kwargs)
 
-    def call_module(self, module: nn.Module, near: str, *args: Any, **kwargs: Any) -> Node:
+    def call_module(self, module: nn.Module, near: str, /, *args: Any, **kwargs: Any) -> Node:
         """Add `module` under a new name like `near` and call it."""
         return self._create("call_module", self.add_attribute(near, module), args, kwargs)
 

@@ -515,6 +515,13 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
         CAPTURED,
         CAPTURED,
     ),
+    (
+        "operands_of_any_name",
+        lambda s, x: x.masked_fill(mask=x > 0, value=2.0).new_full((2,), fill_value=1) + x.mean(),
+        {},
+        CAPTURED,
+        CAPTURED,
+    ),
     ("vmap", lambda s, x: torch.func.vmap(lambda t: t * 2)(x), {}, ERROR, ERROR),
     ("hook_on_tensor", lambda s, x: (x.register_hook(lambda g: g * 2), x)[1], {}, VALUE, VALUE),
     (

@@ -55,6 +55,18 @@ def test_a_new_node_takes_over_metadata_and_origins(module: GraphModule) -> None
     assert STANDS_FOR not in other.meta
 
 
+def test_operands_may_have_any_name(module: GraphModule) -> None:
+    relu = node_named(module, "relu")
+    x = relu.args[0]
+    with Editor(module, "p") as edit, edit.rewrite("id", at=relu):
+        loss = edit.call_function(nn.functional.l1_loss, x, target=x)
+        renamed = edit.call_method("rename", x, name="a", self="b")
+        called = edit.call_module(nn.ReLU(), "relu", near=x, module=x)
+    assert loss.kwargs == {"target": x}
+    assert renamed.kwargs == {"name": "a", "self": "b"}
+    assert called.kwargs == {"near": x, "module": x}
+
+
 def test_origins_reach_back_through_earlier_rewrites(module: GraphModule) -> None:
     relu = node_named(module, "relu")
     with Editor(module, "first_pass") as edit, edit.rewrite("id", at=relu):

@@ -473,7 +473,7 @@ def _runner(op: str, target: Any) -> Any:
     if op == "call_function":
         return target
 
-    def run(value: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(value: Any, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(value, target)(*args, **kwargs)
 
     return run
