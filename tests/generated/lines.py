@@ -115,7 +115,8 @@ def layer(w: Writer) -> None:
     if known and w.choose((True, False, False)):
         w.write(f"self.{w.choose(known)}({name})")
         return
-    kind = w.choose(("conv", "linear", "norm", "norm", "layernorm"))
+    usual = "conv" if value.dim() == 4 else "linear"
+    kind = w.choose((usual, usual, "conv", "linear", "norm", "layernorm"))
     made = _made(w, kind, value)
     if made is None:
         return
@@ -278,7 +279,7 @@ def fill(w: Writer, lines: int) -> None:
         w.choose(LINES)(w)
 
 
-INPUTS = ((2, 4), (2, 4, 5, 5), (2, 3, 4), (4,), (3, 4, 4), (1, 4))
+INPUTS = ((2, 4), (2, 4, 5, 5), (3, 4), (2, 4, 4, 4), (2, 3, 4), (4,), (3, 4, 4), (1, 4))
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
 
