@@ -194,7 +194,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as `timm/*vit*`")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="otherwise only what is captured and folded is measured, in few forwards",
+    )
     parser.add_argument("--bound", type=float, default=Bounds.seconds, help="seconds for one model")
     parser.add_argument("--gibibytes", type=float, default=Bounds.gibibytes, help="for one model")
     parser.add_argument("--retry", action="store_true", help="measure what failed again")
