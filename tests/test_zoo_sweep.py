@@ -99,8 +99,10 @@ def test_a_cold_model_is_measured_before_its_first_call() -> None:
 
 
 def test_what_a_model_raises_is_kept() -> None:
-    outcome = measure(fake("fake/Raising"), verify=False)
+    outcome = measure(fake("fake/Raising"), verify=True)
     assert outcome.problem.startswith("ValueError: no such model (raised in test_zoo_sweep.py:")
+    outcome = measure(fake("fake/Raising"), verify=False)
+    assert outcome.problem.startswith("CaptureError: the model itself raises on the example: Value")
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
