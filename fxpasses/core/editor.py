@@ -170,9 +170,11 @@ class Editor:
     # -- nodes
 
     def call_function(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Node:
+        """A call, its operands written as in the call itself: `call_function(F.relu, x)`."""
         return self._create("call_function", target, args, kwargs)
 
     def call_method(self, name: str, /, *args: Any, **kwargs: Any) -> Node:
+        """A call of a tensor's method: `call_method("view", x, 2, -1)`."""
         return self._create("call_method", name, args, kwargs)
 
     def call_module(self, module: nn.Module, near: str, /, *args: Any, **kwargs: Any) -> Node:

@@ -6,16 +6,34 @@ The results are those of the original, but for the sign of zeros (`x + 0`) and o
 where two factors become one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, ClassVar, Final, TypeAlias
 
 import torch
 from torch.fx import Node
 
 from fxpasses.core import Condition, Editor, Facts, Numerics, Rewrite
-from fxpasses.ops import FACTORIES, VIEWS, Op, op_of
+from fxpasses.ops import FACTORIES, Op, op_of
 from fxpasses.views import Binary, Cast, Cat, Dropout, Flatten, Permute, Reshape, View
+
+
+class Result(Enum):
+    """What a call hands on that computes nothing new."""
+
+    SAME = auto()
+    """The very tensor that it was given."""
+    VIEW = auto()
+    """Another tensor in the same memory."""
+    COPY = auto()
+    """Memory of its own, laid out as the operand was where that is dense."""
+    LAID_OUT_ANEW = auto()
+    """Memory of its own, in a layout that may be another."""
+
+    @property
+    def is_copy(self) -> bool:
+        return self in (Result.COPY, Result.LAID_OUT_ANEW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +48,8 @@ class Site:
     """Makes what takes the place of `node`; None: `value` itself does."""
     inner: Node | None = None
     """The call in between, of which the two become one."""
-    copies: bool = False
-    """Whether the result was memory of its own, which it then may no longer be."""
+    result: Result = Result.SAME
+    """What `node` handed on."""
 
 
 Rule: TypeAlias = Callable[[Node, Facts], Site | None]
@@ -71,10 +89,15 @@ def nothing_writes_in_between(site: Site, facts: Facts) -> str | None:
 
 
 def no_write_is_seen(site: Site, facts: Facts) -> str | None:
-    """A result of its own does not see what is written into the operand, nor the other way."""
-    if not site.copies:
-        return None
-    for value in (site.node, site.value):
+    """A result of its own does not see what is written into the operand, nor the other way.
+
+    In a view only its form is its own: `unsqueeze_` changes that.
+    """
+    if site.result is Result.VIEW:
+        writers = (user for user in site.node.users if site.node in facts.effects(user).writes)
+        writer = next(writers, None)
+        return f"{writer.name} may write {site.node.name} later on" if writer else None
+    for value in (site.node, site.value) if site.result.is_copy else ():
         writer = facts.written_between(site.node, _end(site), value)
         if writer is not None:
             return f"{writer.name} may write {value.name} later on"
@@ -82,9 +105,17 @@ def no_write_is_seen(site: Site, facts: Facts) -> str | None:
 
 
 def nothing_new_is_shared(site: Site, facts: Facts) -> str | None:
-    """Who gets the result must not get the memory of an argument, a weight or another result."""
-    if not site.copies or not facts.may_alias(_end(site), site.node):
+    """Who gets the result must not get an argument, a weight or another result instead."""
+    if site.result is Result.SAME or (site.build is not None and not site.result.is_copy):
         return None
+    if not facts.may_alias(_end(site), site.node):
+        return None
+    if site.result is Result.VIEW:
+        is_other = site.value.op in ("placeholder", "get_attr") or _end(site) in site.value.users
+        handed_out = _end(site) in site.node.users
+        return (
+            f"the model would return {site.value.name} itself" if is_other and handed_out else None
+        )
     if facts.may_alias(_end(site), site.value):
         return f"the model returns it and {site.value.name}, in memory of their own"
     outside = (n for n in site.node.graph.nodes if n.op in ("placeholder", "get_attr"))
@@ -92,14 +123,18 @@ def nothing_new_is_shared(site: Site, facts: Facts) -> str | None:
     return None if shared is None else f"the model would return the memory of {shared.name}"
 
 
-def strides_are_not_asked_for(site: Site, facts: Facts) -> str | None:
-    """A copy is laid out densely, what it was made of may not be."""
-    if not site.copies or (site.build is None and _is_dense(site.value)):
+def layout_stays(site: Site, facts: Facts) -> str | None:
+    """A copy is dense, its original may not be; what is computed of either is laid out alike."""
+    if not site.result.is_copy:
         return None
-    if facts.may_alias(_end(site), site.node):
-        return "the model returns it, and could return it in another memory layout"
-    reader = _reader_of_strides([site.node], facts)
-    return None if reader is None else f"{reader.name} depends on its memory layout"
+    if site.result is Result.COPY and _is_dense(site.value, facts):
+        return None
+    reader = _reader_of_layout(site.node, facts)
+    if reader is None:
+        return None
+    if reader.op == "output":
+        return "the model could return a result in another memory layout"
+    return f"{reader.name} depends on its memory layout"
 
 
 def inner_call_goes(site: Site, facts: Facts) -> str | None:
@@ -109,25 +144,27 @@ def inner_call_goes(site: Site, facts: Facts) -> str | None:
     return f"{others[0].name} reads {site.inner.name} too" if others else None
 
 
+_LEAVES_LAYOUT: Final = frozenset({Op.CONTIGUOUS, Op.LINEAR, Op.SIZE, Op.RANK, Op.NUMEL, Op.ITEM})
+"""What they give is laid out the same, whatever the layout of the operand."""
 _ASKING: Final = frozenset({Op.VIEW, Op.VIEW_AS, Op.AS_STRIDED, Op.STRIDE, Op.GETATTR})
 
 
-def _is_dense(value: Node) -> bool:
-    """Whether the value is laid out as a copy of it would be, in every call."""
-    op = op_of(value)
-    return op is not None and op not in VIEWS and value.op.startswith("call")
+def _is_dense(value: Node, facts: Facts) -> bool:
+    """Whether the value is laid out as a copy of it would be: made by a call, in new memory."""
+    if op_of(value) is None or not value.op.startswith("call"):
+        return False
+    return not any(facts.may_alias(value, operand) for operand in value.all_input_nodes)
 
 
-def _reader_of_strides(nodes: Iterable[Node], facts: Facts) -> Node | None:
-    """A node that may do something else if the strides were others."""
-    stack, seen = list(nodes), set[Node]()
+def _reader_of_layout(node: Node, facts: Facts) -> Node | None:
+    """A node that may do something else if the strides were others, the output among them."""
+    stack, seen = [node], {node}
     while stack:
-        node = stack.pop()
-        for user in node.users:
+        for user in stack.pop().users:
             op = op_of(user)
-            if op in _ASKING or facts.effects(user).unknown:
+            if user.op == "output" or op in _ASKING or facts.effects(user).unknown:
                 return user
-            if op in VIEWS and user not in seen:
+            if op not in _LEAVES_LAYOUT and user not in seen:
                 seen.add(user)
                 stack.append(user)
     return None
@@ -156,9 +193,9 @@ def _neutral(node: Node, _: Facts) -> Site | None:
         return None
     left, right, neutral = call.left, call.right, _NEUTRAL[call.op]
     if _is_number(right) and right == neutral:
-        return _same(node, left, f"{call.op} with {right} changes nothing", copies=True)
+        return _same(node, left, f"{call.op} with {right} changes nothing", result=Result.COPY)
     if call.op in _EITHER_SIDE and call.alpha == 1 and _is_number(left) and left == neutral:
-        return _same(node, right, f"{call.op} with {left} changes nothing", copies=True)
+        return _same(node, right, f"{call.op} with {left} changes nothing", result=Result.COPY)
     return None
 
 
@@ -174,15 +211,21 @@ def _factors(node: Node, facts: Facts) -> Site | None:
     value, first = _operand_and_factor(inner)
     if value is None or first is None or second is None or facts.dtype(value) is not dtype:
         return None
-    if (abs(first) < 1) is not (abs(second) < 1):
-        return None
     product = first * second
+    if (abs(first) < 1) is not (abs(second) < 1) or not _is_normal(product, dtype):
+        return None
 
     def build(edit: Editor) -> Node:
         return edit.call_function(torch.mul, value, product)
 
     why = f"{first} times {second} is {product}"
     return Site(node, value, why, build, inner.node)
+
+
+def _is_normal(number: float, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds the number in full precision."""
+    limits = torch.finfo(dtype)
+    return limits.tiny <= abs(number) <= limits.max
 
 
 def _operand_and_factor(call: Binary) -> tuple[Node | None, Any]:
@@ -196,7 +239,7 @@ def _negations(node: Node, _: Facts) -> Site | None:
     inner = _inner_of(node, Op.NEG)
     if inner is None:
         return None
-    return _same(node, inner.input, "two negations", inner=inner.node, copies=True)
+    return _same(node, inner.input, "two negations", inner=inner.node, result=Result.COPY)
 
 
 def _cast_to_itself(node: Node, facts: Facts) -> Site | None:
@@ -220,7 +263,13 @@ def _casts(node: Node, facts: Facts) -> Site | None:
         return None
     why = f"{between} holds all of {before}"
     if before is dtype:
-        return _same(node, value, why, inner=inner.node, copies=before is not between)
+        return _same(
+            node,
+            value,
+            why,
+            inner=inner.node,
+            result=Result.SAME if before is between else Result.COPY,
+        )
 
     def build(edit: Editor) -> Node:
         return edit.call_method("to", value, dtype)
@@ -267,7 +316,7 @@ def _orders(node: Node, facts: Facts) -> Site | None:
     first, second = inner.order(rank), outer.order(rank)
     order = tuple(first[axis] for axis in second)
     if order == tuple(range(rank)):
-        return _same(node, value, "the second turns the first back", inner=inner.node)
+        return _same(node, value, "it turns the first back", inner=inner.node, result=Result.VIEW)
 
     def build(edit: Editor) -> Node:
         return edit.call_method("permute", value, *order)
@@ -289,16 +338,17 @@ def _shapes(node: Node, _: Facts) -> Site | None:
     if isinstance(inner, Reshape) and inner.size is None:
         return None
     value = inner.input
-    copies = not (op_of(node) is op_of(inner.node) is Op.VIEW)
+    views = op_of(node) is op_of(inner.node) is Op.VIEW
+    result = Result.VIEW if views else Result.LAID_OUT_ANEW
 
     def build(edit: Editor) -> Node:
         if isinstance(outer, Flatten):
             return edit.call_function(torch.flatten, value, outer.start_dim, outer.end_dim)
-        if op_of(node) is Op.VIEW and op_of(inner.node) is Op.VIEW:
+        if views:
             return edit.call_method("view", value, *_sizes(outer))
         return edit.call_method("reshape", value, *_sizes(outer))
 
-    return Site(node, value, "only the second shape counts", build, inner.node, copies)
+    return Site(node, value, "only the second shape counts", build, inner.node, result)
 
 
 def _sizes(call: Reshape) -> tuple[Any, ...]:
@@ -328,7 +378,7 @@ def _only_one(node: Node, _: Facts) -> Site | None:
         return None
     if len(call.tensors) != 1:
         return None
-    return _same(node, call.tensors[0], "it joins one tensor", copies=True)
+    return _same(node, call.tensors[0], "it joins one tensor", result=Result.LAID_OUT_ANEW)
 
 
 def _everything(node: Node, facts: Facts) -> Site | None:
@@ -342,7 +392,7 @@ def _everything(node: Node, facts: Facts) -> Site | None:
         return None
     if sum(isinstance(index, slice) for index in indices) > rank:
         return None
-    return _same(node, value, "it takes everything")
+    return _same(node, value, "it takes everything", result=Result.VIEW)
 
 
 def _takes_all(index: object) -> bool:
@@ -357,7 +407,7 @@ def _clones(node: Node, _: Facts) -> Site | None:
     call = View.at(node) if op_of(node) is Op.CLONE else None
     if call is None or call.operand("memory_format") not in (None, torch.preserve_format):
         return None
-    return _same(node, call.input, "nobody can tell the copy from the original", copies=True)
+    return _same(node, call.input, "nobody can tell the copy from the original", result=Result.COPY)
 
 
 def _contiguous(node: Node, _: Facts) -> Site | None:
@@ -399,9 +449,9 @@ def _is_number(value: object) -> bool:
 
 
 def _same(
-    node: Node, value: Any, why: str, *, inner: Node | None = None, copies: bool = False
+    node: Node, value: Any, why: str, *, inner: Node | None = None, result: Result = Result.SAME
 ) -> Site | None:
-    return Site(node, value, why, None, inner, copies) if isinstance(value, Node) else None
+    return Site(node, value, why, None, inner, result) if isinstance(value, Node) else None
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -427,7 +477,7 @@ class Simplify(Rewrite[Site]):
         nothing_writes_in_between,
         no_write_is_seen,
         nothing_new_is_shared,
-        strides_are_not_asked_for,
+        layout_stays,
     )
     worthwhile_if = (inner_call_goes,)
     remedies: ClassVar[Mapping[Condition[Any], str]] = {
@@ -436,7 +486,7 @@ class Simplify(Rewrite[Site]):
         nothing_writes_in_between: "replace the in-place call by the plain one",
         no_write_is_seen: "replace the in-place call by the plain one",
         nothing_new_is_shared: "nothing: who gets the result may write it",
-        strides_are_not_asked_for: "use reshape in the place of view, if the layout is no matter",
+        layout_stays: "use reshape in the place of view, if the layout is no matter",
         inner_call_goes: "nothing: both calls are needed",
     }
 

@@ -164,8 +164,8 @@ class Session:
         because = [one for one in refusals if one.condition in _REFUSED_IN_TRAINING]
         if self.model.training and because:
             text = (
-                f"the model is in training mode, so {len(because)} sites were left as they are: "
-                "call model.eval() first, unless the result is to be trained"
+                f"the model is in training mode; left as they are for that: {len(because)} of the "
+                "places that match. Call model.eval() first, unless the result is to be trained"
             )
             self.warnings.append(TrainingModeWarning(text))
 

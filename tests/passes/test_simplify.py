@@ -25,6 +25,7 @@ class Subject(nn.Module):
         super().__init__()
         self.compute = compute
         self.dropout, self.identity = nn.Dropout(0.5), nn.Identity()
+        self.linear = nn.Linear(4, 4)
         self.register_buffer("weight", torch.linspace(1, 2, 4))
 
     def forward(self, x: Tensor) -> Any:
@@ -59,19 +60,19 @@ GONE: dict[str, tuple[Any, list[Op]]] = {
         [Op.PERMUTE, Op.SIN],
     ),
     "reshapes": (
-        lambda s, x: x.cos().reshape(6, 4).reshape(-1, 2).sin(),
-        [Op.COS, Op.RESHAPE, Op.SIN],
+        lambda s, x: s.linear(x.cos().reshape(24).reshape(-1, 4)),
+        [Op.COS, Op.RESHAPE, Op.LINEAR],
     ),
     "views": (lambda s, x: x.view(6, 4).view(-1).sin(), [Op.VIEW, Op.SIN]),
     "flattenings": (
-        lambda s, x: x.cos().flatten(1).flatten(1).sin(),
-        [Op.COS, Op.FLATTEN, Op.SIN],
+        lambda s, x: x.cos().flatten(1).flatten(1).contiguous().sin(),
+        [Op.COS, Op.FLATTEN, Op.CONTIGUOUS, Op.SIN],
     ),
     "flattening more": (
-        lambda s, x: x.cos().flatten(1).flatten().sin(),
-        [Op.COS, Op.FLATTEN, Op.SIN],
+        lambda s, x: x.cos().flatten(1).flatten().contiguous().sin(),
+        [Op.COS, Op.FLATTEN, Op.CONTIGUOUS, Op.SIN],
     ),
-    "a join of one": (lambda s, x: torch.cat([x.cos()], 1).sin(), [Op.COS, Op.SIN]),
+    "a join of one": (lambda s, x: s.linear(torch.cat([x.cos()], 1)), [Op.COS, Op.LINEAR]),
     "slices of all": (lambda s, x: x.cos()[:][..., 0:][:, ::1].sin(), [Op.COS, Op.SIN]),
     "a clone": (lambda s, x: x.cos().clone().sin(), [Op.COS, Op.SIN]),
     "contiguous twice": (
@@ -120,6 +121,9 @@ KEPT: dict[str, tuple[Any, Tensor]] = {
     "an alpha of zero": (lambda s, x: torch.add(x, x, alpha=0), X),
     "a narrowing cast": (lambda s, x: (x.half().float(), x.int().float()), X),
     "a cast through integers": (lambda s, n: n.float().long(), N + 2**30),
+    "factors that both overflow": (lambda s, x: x * 1e30 * 1e30, X),
+    "factors that both vanish": (lambda s, x: x * 1e-30 * 1e-30 * 1e30, X),
+    "factors that are subnormal": (lambda s, x: x * 3e-22 * 3e-22, X),
     "factors that overflow": (lambda s, x: x * 1e30 * 1e-30, X),
     "factors of integers": (lambda s, n: n * 3 * 5, N),
     "a floor division": (lambda s, x: torch.div(x, 1, rounding_mode="floor"), X),
@@ -178,7 +182,7 @@ REFUSED: dict[Condition[Site], tuple[Any, Tensor]] = {
     subject.nothing_writes_in_between: (_written_between, X),
     subject.no_write_is_seen: (_written_later, X),
     subject.nothing_new_is_shared: (lambda s, x: (y := x.cos(), y * 1), X),
-    subject.strides_are_not_asked_for: (_dense_view, X),
+    subject.layout_stays: (_dense_view, X),
     subject.inner_call_goes: (lambda s, x: (y := x.cos() * 2, (y * 3) + y)[1], X),
 }
 
@@ -193,8 +197,15 @@ ALSO_REFUSED: list[tuple[Condition[Site], Any, Tensor]] = [
     (subject.nothing_new_is_shared, lambda s, x: s.weight * 1, X),
     (subject.nothing_new_is_shared, lambda s, x: x * 1, X),
     (subject.dtype_stays, lambda s, n: n * 1.0, N),
-    (subject.strides_are_not_asked_for, lambda s, x: x.cos()[..., ::2] * 1, X),
-    (subject.strides_are_not_asked_for, lambda s, x: (x.clone().view(-1)).sin(), X),
+    (subject.layout_stays, lambda s, x: x.cos()[..., ::2] * 1, X),
+    (subject.layout_stays, lambda s, x: torch.cat([x]) * 2, X),
+    (subject.layout_stays, lambda s, x: torch.cat([x.cos()]), X),
+    (subject.layout_stays, lambda s, x: (x * 1).sin(), X),
+    (subject.nothing_new_is_shared, lambda s, x: x[:], X),
+    (subject.nothing_new_is_shared, lambda s, x: x.transpose(0, 1).transpose(1, 0), X),
+    (subject.nothing_new_is_shared, lambda s, x: (y := x.cos(), y[:]), X),
+    (subject.no_write_is_seen, lambda s, x: (y := x.cos(), y[:].unsqueeze_(0), y.sin())[2], X),
+    (subject.layout_stays, lambda s, x: (x.clone().view(-1)).sin(), X),
 ]
 
 
