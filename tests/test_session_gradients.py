@@ -201,6 +201,20 @@ def test_outputs_need_a_gradient_as_those_of_the_model() -> None:
         assert not result(ROWS).requires_grad
 
 
+def test_no_pass_makes_gradients_that_the_model_does_not_have() -> None:
+    class Cut(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).detach()
+
+    def undone(module: GraphModule) -> None:
+        (detach,) = (node for node in module.graph.nodes if node.target == "detach")
+        detach.replace_all_uses_with(detach.args[0])
+        module.graph.erase_node(detach)
+
+    with pytest.raises(VerificationError, match="output 0 needs a gradient"):
+        fxpasses.run(Cut(4, 4).eval(), [undone], (torch.randn(2, 4),))
+
+
 @pytest.mark.parametrize(("model", "example"), [(Folds(), ROWS), (ConvNet(), IMAGE)])
 def test_gradients_of_what_was_not_folded_are_right(model: nn.Module, example: Tensor) -> None:
     kept = model.v if isinstance(model, Folds) else model.last.weight

@@ -25,12 +25,15 @@ def check_needs(
 ) -> None:
     """Compare what needs a gradient in original and result, in that order.
 
-    A pass that declares that its result cannot be trained may change it, by what it makes itself:
-    that is noted. It excuses no other.
+    A pass that declares that its result cannot be trained may lose gradients, by what it makes
+    itself: that is noted. It excuses no other, and no pass makes gradients that were not there.
     """
     changed = [one for one in passes if one.record.status == "changed"]
+    if gained := _outputs_differ(*runs, needed=False):
+        findings.add("gradient", probe.name, where="what needs one", message=gained)
+        return
     declared = [one.record.name for one in changed if not one.trains]
-    message = _outputs_differ(*runs) or _weights_frozen(*programs)
+    message = _outputs_differ(*runs, needed=True) or _weights_frozen(*programs)
     by_others = _weights_frozen(*programs, but_by=declared)
     if message and declared and not by_others:
         findings.note(f"{message}; {', '.join(declared)} makes no result that can be trained")
@@ -38,14 +41,13 @@ def check_needs(
         findings.add("gradient", probe.name, where="what needs one", message=by_others or message)
 
 
-def _outputs_differ(original: Run, result: Run) -> str:
+def _outputs_differ(original: Run, result: Run, *, needed: bool) -> str:
+    """The first output that differs, of those that need a gradient in the original, or do not."""
     pairs = zip(original.need_gradients, result.need_gradients, strict=False)
-    for number, (needed, needs) in enumerate(pairs):
-        if needs != needed:
-            return (
-                f"output {number} needs {'a' if needs else 'no'} gradient, which the original's "
-                f"does{' not' if needs else ''}"
-            )
+    for number, (needs_in_original, needs) in enumerate(pairs):
+        if needs != needs_in_original == needed:
+            a, does = ("no", "does") if needed else ("a", "does not")
+            return f"output {number} needs {a} gradient, which the original's {does}"
     return ""
 
 

@@ -16,9 +16,10 @@ from fxpasses.verify.compare import Difference, differences, worst
 from fxpasses.verify.crops import cropped
 from fxpasses.verify.dtypes import Kinds
 from fxpasses.verify.float64 import Float64, unaffected
+from fxpasses.verify.flow import flows_otherwise, stops_gradients
 from fxpasses.verify.made_up import drawn, is_constant, is_zero, moved
 from fxpasses.verify.own_dtype import FACTOR, Loss, NotComparableError, Way, precision_lost
-from fxpasses.verify.regions import in_float64, in_own_dtypes, tensors_read
+from fxpasses.verify.regions import in_float64, in_own_dtypes, run_region, tensors_read
 from fxpasses.verify.runner import Environment
 from fxpasses.verify.sites import Itinerary, Piece, Site, Visit, plan_visits
 from fxpasses.verify.state import Autocast, RandomState
@@ -143,7 +144,8 @@ class Walker:
                 return None
             text = f"the rewritten part raises {type(error).__name__}: {first_line(error)}"
             return _Look(raised=text)
-        return _Look(new, loss=self._precision_lost(visit, values, new))
+        loss = self._precision_lost(visit, values, new)
+        return _Look(new, loss=loss, flow=self._flows_otherwise(visit, values))
 
     def _at(self, piece: Piece, values: Mapping[Node, Any]) -> list[Any]:
         """The values at the border of a piece as they stand, in float64."""
@@ -185,6 +187,27 @@ class Walker:
             self.walk.not_compared[visit.site.applied.id] = str(error)
             return Loss()
 
+    def _flows_otherwise(self, visit: Visit, values: Mapping[Node, Any]) -> str:
+        """What differs in how gradients pass; they are computed only where something stops them."""
+        pieces = (visit.after, visit.before)
+        stops = any(stops_gradients(piece.region) for piece in pieces)
+        if not stops or not all(piece.is_pure for piece in pieces):
+            return ""
+        try:
+            new, old = (self._computing(visit, piece, values) for piece in pieces)
+            return flows_otherwise(new, old, [piece.borders for piece in pieces])
+        except (RuntimeError, NotComparableError):  # no gradient is defined there
+            return ""
+
+    def _computing(
+        self, visit: Visit, piece: Piece, values: Mapping[Node, Any]
+    ) -> tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]:
+        def compute(borders: Sequence[Any]) -> Any:
+            with self.walk.autocast.again():
+                return run_region(piece.region, piece.index, borders)
+
+        return compute, self._way(visit, piece, values).rounded()
+
     def _way(self, visit: Visit, piece: Piece, values: Mapping[Node, Any]) -> Way:
         def own(borders: Sequence[Any]) -> Any:
             with self.walk.autocast.again():
@@ -214,7 +237,7 @@ class Walker:
             old = self._wide(visit, visit.before, self._at(visit.before, small))
         except Exception:  # such values may be outside of what an op takes
             return False
-        if look is None or look.raised or not look.loss.ratio <= FACTOR / 2:
+        if look is None or look.raised or look.flow or not look.loss.ratio <= FACTOR / 2:
             return False
         with unaffected():
             found = worst(differences(look.new, old))
@@ -249,8 +272,8 @@ class Walker:
         site.note(found.error, bound)
         if found.error > bound:
             site.fail(self._explain(site, found, bound), walk.probe)
-        elif not look.loss.allowed:
-            site.fail(look.loss.message, walk.probe)
+        elif not look.loss.allowed or look.flow:
+            site.fail(look.loss.message or look.flow, walk.probe)
         elif not site.reached:
             site.reached = self._reaches(visit, values, look.new)
 
@@ -341,6 +364,8 @@ class _Look:
     new: Any = None
     raised: str = ""
     loss: Loss = field(default_factory=Loss)
+    flow: str = ""
+    """Where gradients pass otherwise than in the original."""
 
 
 def _bound(site: Site) -> float:

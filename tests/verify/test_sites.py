@@ -310,3 +310,38 @@ def test_a_model_of_positive_numbers_is_tried_on_positive_ones() -> None:
     assert right.ok, right.failures
     assert any(check.probe.startswith("example, other values") for check in right.record.checks)
     assert right.record.forwards <= 8
+
+
+def straight_through(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w) * 2.0
+    return y + (y.round() - y).detach()
+
+
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.ROUNDING])
+def test_a_detach_that_is_gone_is_found(numerics: Numerics) -> None:
+    verdict, _ = judged(
+        straight_through, "detach", lambda edit, node: edit.copy(node.args[0]), numerics=numerics
+    )
+
+    assert [blame.node for blame in verdict.blame] == ["detach"]
+    assert "the gradient reaches" in site_errors(verdict)[0]
+
+
+def test_a_detach_that_is_new_is_found() -> None:
+    def cut(edit: Any, node: Any) -> Any:
+        return edit.call_method("detach", edit.copy(node))
+
+    verdict, _ = judged(straight_through, "mul", cut, numerics=Numerics.EXACT)
+
+    assert "no longer reaches matmul" in site_errors(verdict)[0]
+
+
+def test_a_detach_may_move_where_gradients_do_not_tell() -> None:
+    def cut_first(edit: Any, node: Any) -> Any:
+        difference = node.args[0]
+        cut = tuple(edit.call_method("detach", operand) for operand in difference.args)
+        return edit.copy(difference, args=cut)
+
+    verdict, _ = judged(straight_through, "detach", cut_first, numerics=Numerics.EXACT)
+
+    assert verdict.ok, verdict.failures
