@@ -1,9 +1,11 @@
 """Which rewrite, or which pass, is at fault."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from fxpasses.core import Program
 from fxpasses.verify.raised import ProgramError
 from fxpasses.verify.sites import PassRun, Site
+from fxpasses.verify.told import silent_rewrites
 from fxpasses.verify.verdict import Blame
 
 
@@ -11,12 +13,14 @@ def blames_of(
     passes: Sequence[PassRun],
     sites: Sequence[Site],
     *,
+    programs: Sequence[Program],
     whole_failed: bool,
     raised: ProgramError | None = None,
 ) -> list[Blame]:
     """The rewrites that fail at their site; or the one at fault as a whole; or nothing.
 
     That is the one whose node `raised`, or the one pass with changes that no site has verified.
+    `programs` are those that the rewrites are compared with.
     """
     found: dict[str, Blame] = {}
     for site in sites:
@@ -28,7 +32,7 @@ def blames_of(
         return list(found.values())
     if raised is not None and (made := list(_makers(passes, raised))):
         return made
-    suspects = list(_suspects(passes, sites))
+    suspects = list(_suspects(passes, sites, silent_rewrites(passes, programs)))
     return suspects if len(suspects) == 1 else []
 
 
@@ -43,14 +47,20 @@ def _makers(passes: Sequence[PassRun], raised: ProgramError) -> Iterator[Blame]:
                 yield Blame(applied.id, one.record.name, applied.node, applied.source, message)
 
 
-def _suspects(passes: Sequence[PassRun], sites: Sequence[Site]) -> Iterator[Blame]:
-    """Passes with changes that no site has verified."""
+def _suspects(
+    passes: Sequence[PassRun], sites: Sequence[Site], silent: Collection[str]
+) -> Iterator[Blame]:
+    """Passes with changes that no site has verified, and that may show in values."""
     verified = {site.applied.id for site in sites if site.reached and not site.failure}
     message = "the result is wrong as a whole, and only this pass did what no site verifies"
     changed = [one for one in passes if one.record.status != "unchanged"]
     for one in changed:
         made = [applied for several in one.applied.values() for applied in several]
-        open_ones = [applied for applied in made if applied.id not in verified or applied.erased]
+        open_ones = [
+            applied
+            for applied in made
+            if applied.id not in silent or (applied.replacements and applied.id not in verified)
+        ]
         if len(open_ones) == 1:
             applied = open_ones[0]
             yield Blame(applied.id, one.record.name, applied.node, applied.source, message)

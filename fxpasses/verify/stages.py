@@ -361,7 +361,11 @@ class Verification:
         record.ok = False if failed else (True if self.comparable else None)
         fill_record(self.passes, self.sites)
         blames = blames_of(
-            self.passes, self.sites, whole_failed=findings.passes_failed, raised=self.raised
+            self.passes,
+            self.sites,
+            programs=[hike.program for hike in self.hikes],
+            whole_failed=findings.passes_failed,
+            raised=self.raised,
         )
         return Verdict(not failed, record, blames)
 

@@ -26,14 +26,23 @@ def told_by_sites(
     if any(not site.reached or site.failure for site in sites):
         return False
     compared = {site.applied.id for site in sites}
-    acting = set(_acting_nodes(programs)) | {
-        (path, name) for path, applied in _made(changed) for name in applied.created
-    }
+    silent = silent_rewrites(changed, programs)
     return all(
-        (applied.id in compared or not applied.replacements)
-        and acting.isdisjoint((path, name) for name in applied.erased)
-        for path, applied in _made(changed)
+        applied.id in silent and (applied.id in compared or not applied.replacements)
+        for _, applied in _made(changed)
     )
+
+
+def silent_rewrites(passes: Sequence[PassRun], programs: Sequence[Program]) -> set[str]:
+    """The rewrites that took away nothing but what only computes, or what no node names."""
+    acting = set(_acting_nodes(programs)) | {
+        (path, name) for path, applied in _made(passes) for name in applied.created
+    }
+    return {
+        applied.id
+        for path, applied in _made(passes)
+        if acting.isdisjoint((path, name) for name in applied.erased)
+    }
 
 
 def _made(passes: Sequence[PassRun]) -> Iterator[tuple[str, Applied]]:
