@@ -1,6 +1,7 @@
 """Models and weights of every odd kind: each is a clear error, or handled right."""
 
 import io
+import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxpasses
-from fxpasses.errors import ArgumentError, CaptureError, PipelineError
+from fxpasses.errors import ArgumentError, CaptureError, GuardError, PipelineError
 
 PASSES = "fuse_conv_bn,constant_fold,dce"
 IMAGE = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -45,6 +46,27 @@ def test_lazy_weights() -> None:
 def test_meta_weights() -> None:
     with pytest.raises(CaptureError, match="meta"):
         fxpasses.run(nn.Conv2d(3, 4, 3, device="meta"), PASSES, IMAGE)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * 2 if x.shape[0] == 2 else self.linear(x)
+
+
+def test_a_result_with_an_example_that_its_graph_does_not_hold_for() -> None:
+    fast = fxpasses.run(Branching().eval(), "dce", torch.ones(2, 3))
+    with pytest.raises(CaptureError, match="the model is a result, and its graph does not hold"):
+        fxpasses.run(fast, "dce", torch.ones(5, 3))
+
+
+def test_a_result_out_of_a_pickle_says_where_its_own_code_is() -> None:
+    fast = pickle.loads(pickle.dumps(fxpasses.run(Branching().eval(), "dce", torch.ones(2, 3))))
+    with pytest.raises(GuardError, match="a pickle leaves it out"):
+        fast(torch.ones(5, 3))
 
 
 # -- wrapped models: the message says which module to pass instead

@@ -22,6 +22,7 @@ from fxpasses.capture.inside import attributes_of, is_sealed
 from fxpasses.capture.leaves import default_leaves
 from fxpasses.capture.result.entry import Entry, own_function
 from fxpasses.capture.result.forms import tensors_of
+from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.capture.result.module import CapturedModule, around, entry_of, install
 from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.result.questions import answer_of
@@ -311,6 +312,11 @@ class _Capturing:
     ) -> tuple[CapturedModule, Reference | None]:
         if refusal.error is not None:
             error = refusal.error
+            if isinstance(error, GuardMiss):
+                raise CaptureError(
+                    "the model is a result, and its graph does not hold for the example: a size: "
+                    f"{error}. Run the passes on the model that it was made of"
+                ) from error
             raise CaptureError(
                 f"the model itself raises on the example: {type(error).__name__}: {error}"
             ) from error

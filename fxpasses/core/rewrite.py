@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum, auto
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, dataclass_transform
 
 from torch.fx import GraphModule, Node
 
@@ -282,8 +282,13 @@ def _steps(
         raise PassError(f"{where} raised {type(error).__name__}: {error}") from error
 
 
-def _checked(steps: Iterable[Any], edit: Editor, where: str) -> Iterator[Step | Refusal]:
-    for step in steps:
+def _checked(steps: Any, edit: Editor, where: str) -> Iterator[Step | Refusal]:
+    if not isinstance(steps, Iterable):
+        raise PassError(
+            f"{where}: steps() returned {steps!r}: let it yield each Step and Refusal, or return a "
+            "list of them, an empty one for none"
+        )
+    for step in cast("Iterable[Any]", steps):
         if not isinstance(step, Step | Refusal):
             raise PassError(f"{where} yields {step!r}, which is neither a Step nor a Refusal")
         if isinstance(step, Step) and step.at.graph is not edit.graph:

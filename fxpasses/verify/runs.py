@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fxpasses.core import STANDS_FOR, Program
 from fxpasses.core.recording import Recording
@@ -234,7 +234,7 @@ def _need_gradients(value: Any) -> tuple[bool, ...]:
 
 def _cut(value: Any) -> Any:
     """The value without what autograd knows of it."""
-    return tree_map_only(Tensor, lambda t: t.detach() if _has_history(t) else t, value)
+    return mapped(value, lambda t: t.detach() if _has_history(t) else t)
 
 
 def _has_history(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN = (int, float, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
@@ -33,4 +33,9 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(mapped(part, change) for part in parts)
     if isinstance(value, _PLAIN):
         return value
-    return tree_map_only(Tensor, change, value)
+    # Torch would make a tuple of a size.
+    return tree_map_only(Tensor, change, value, is_leaf=_is_size)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is torch.Size

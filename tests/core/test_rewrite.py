@@ -200,3 +200,18 @@ def test_options_are_the_annotated_fields() -> None:
 
     assert Optioned(slope=1.0).options() == {"slope": 1.0}
     assert SwapRelu.summary() == "Writes tanh for relu."
+
+
+@pytest.mark.parametrize("given", [None, 3])
+def test_a_pass_without_steps_is_told_what_to_return(module: GraphModule, given: Any) -> None:
+    class Forgetful(GraphPass):
+        """Forgets to return."""
+
+        name = "forgetful"
+        numerics = Numerics.EXACT
+
+        def steps(self, module: GraphModule, facts: Facts) -> Any:
+            return given
+
+    with pytest.raises(PassError, match=f"forgetful on .* returned {given}: let it yield each"):
+        ids_of(Forgetful(), module)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+import fxpasses
 from fxpasses.capture import capture, fork
 from fxpasses.core import Applied, Editor, Numerics, Program
 from fxpasses.core.record import PassRecord
@@ -536,3 +537,37 @@ def test_channels_of_images_in_a_list_are_no_samples() -> None:
     assert verdict.ok
     # The reference, in float64, two neutral runs, the result; then both on zeros.
     assert verdict.record.forwards == 7
+
+
+def test_sizes_are_compared_as_what_they_are() -> None:
+    class Sizes(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.relu(), x.shape, {"size": [x.shape]}
+
+    x = torch.randn(3, 4)
+    fast = fxpasses.run(Sizes(), "dce", (x,))
+
+    _, size, held = fast(x)
+    assert (type(size), type(held["size"][0])) == (torch.Size, torch.Size)
+    assert fxpasses.report(fast).record.verification.ok
+
+
+def test_what_only_takes_away_is_no_suspect() -> None:
+    """Of a result that is wrong as a whole, the pass is not accused that cannot change values."""
+    model = Plain().eval()
+    case = captured(model)
+    module = case.work.graphs[""]
+    with (
+        Editor(module, "clean", folds=case.work.folds, keep_regions=True) as edit,
+        edit.rewrite("1:clean@/parts_bn", case.named("parts_bn")),
+    ):
+        edit.remove_attribute("parts.norm.unused")
+    case._done("clean", Numerics.EXACT, edit.applied)
+    case.foreign("guilty")
+    output = case.graph.output_node()
+    with case.graph.inserting_before(output):
+        output.args = (case.graph.call_function(torch.neg, output.args),)
+
+    verdict = verdict_on(case, model, IMAGES)
+
+    assert [blame.pass_name for blame in verdict.blame] == ["guilty"]

@@ -265,8 +265,9 @@ class Entry:
     def _miss(self, reason: str, args: Args, kwargs: dict[str, Any]) -> Any:
         if self.fallback is None:
             raise GuardError(
-                f"the graph does not hold for this call ({reason}), and the module's own code "
-                "is gone: keep the fallback, or run the passes with such an example"
+                f"the graph does not hold for this call ({reason}), and the module's own code is "
+                "not there: `fallback=False` and `release` drop it, and a pickle leaves it out. "
+                "Run the passes with an example of such a call"
             )
         self.calls.fallback += 1
         self.calls.reasons[reason] += 1
