@@ -26,7 +26,11 @@ def stops_gradients(region: Region) -> bool:
 
 
 def flows_otherwise(
-    new: tuple[Compute, Sequence[Any]], old: tuple[Compute, Sequence[Any]], names: Sequence[Any]
+    new: tuple[Compute, Sequence[Any]],
+    old: tuple[Compute, Sequence[Any]],
+    names: Sequence[Any],
+    *,
+    may_lose: bool,
 ) -> str:
     """What differs in the gradients of a value with respect to what it follows from; "" if nothing.
 
@@ -34,6 +38,7 @@ def flows_otherwise(
         new: what computes the value, and on what.
         old: the same of the original.
         names: what each of the two reads, in that order; the same names stand for the same values.
+        may_lose: whether the pass says that its result cannot be trained.
     """
     with unaffected(), torch.enable_grad():
         found, expected = (
@@ -41,10 +46,12 @@ def flows_otherwise(
             for one, read in zip((new, old), names, strict=True)
         )
     reached, expected_at = ([n for n, g in of.items() if g is not None] for of in (found, expected))
-    if not reached and expected_at:
-        return f"the gradient no longer reaches {expected_at[0]}, unlike the original's"
     if reached and not expected_at:
         return f"the gradient reaches {reached[0]}, unlike the original's"
+    if may_lose:
+        return ""
+    if not reached and expected_at:
+        return f"the gradient no longer reaches {expected_at[0]}, unlike the original's"
     # Where the two begin at other values, there is nothing more to compare.
     shared = found if found.keys() == expected.keys() else ()
     differing = (name for name in shared if not _agree(found[name], expected[name]))

@@ -58,6 +58,8 @@ class Site:
     """Why it is not verified as long as `reached` is false."""
     settled: bool = False
     """Whether it is known to agree on all values, as it is affine and agreed on some."""
+    trains: bool = True
+    """Whether the pass says that its result may be trained."""
     own_dtypes: bool = True
     """Whether values have the dtypes of the original here: no pass lowered the precision before."""
 
@@ -87,7 +89,11 @@ def sites_of(runs: Sequence[PassRun], paths: Sequence[str]) -> list[Site]:
     """All sites of a pipeline that kept its regions, in the order they were made."""
     lowered = list(accumulate((run.numerics is Numerics.PRECISION for run in runs), or_))
     return [
-        Site(run.record.name, run.numerics, applied, index, applied.after, path, own_dtypes=not low)
+        Site(
+            *(run.record.name, run.numerics, applied, index, applied.after, path),
+            trains=run.trains,
+            own_dtypes=not low,
+        )
         for run, low in zip(runs, lowered, strict=True)
         for path in paths
         for applied in run.applied.get(path, ())

@@ -195,7 +195,8 @@ class Walker:
             return ""
         try:
             new, old = (self._computing(visit, piece, values) for piece in pieces)
-            return flows_otherwise(new, old, [piece.borders for piece in pieces])
+            names = [piece.borders for piece in pieces]
+            return flows_otherwise(new, old, names, may_lose=not visit.site.trains)
         except (RuntimeError, NotComparableError):  # no gradient is defined there
             return ""
 

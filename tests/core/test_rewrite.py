@@ -148,14 +148,6 @@ def test_what_is_no_step_is_an_error(module: GraphModule, nonsense: object) -> N
         ids_of(scripted(nonsense), module)
 
 
-def test_steps_that_are_no_iterator_are_an_error(
-    module: GraphModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SwapRelu, "steps", lambda *_: None)
-    with pytest.raises(PassError, match="swap_relu on the graph of the model raised TypeError"):
-        ids_of(SwapRelu(), module)
-
-
 def test_a_step_at_a_node_of_another_graph_is_an_error(module: GraphModule) -> None:
     elsewhere = node_named(captured(Chain()), "relu")
     with pytest.raises(PassError, match="relu, a node of another graph"):
