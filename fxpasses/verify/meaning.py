@@ -1,5 +1,6 @@
 """Meaning as a whole: original and result in float64."""
 
+import math
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -41,29 +42,30 @@ def check_meaning(
     return max(bounds.values(), default=bound)
 
 
-def agrees_in_own_dtype(
+def error_in_own_dtype(
     findings: Findings, runs: Runs, optimised: Program, probe: Probe, truth: Run, bound: float
-) -> bool:
-    """Whether a run of the result in the model's own dtype is as near to float64 as it should be.
+) -> float:
+    """How far a run of the result in the model's own dtype is from float64; noted if in `bound`.
 
     It costs a fraction of a run in float64, and is enough where every rewrite has been compared in
-    float64 at its site. False settles nothing: a probe may be worse conditioned than the example
-    that `bound` comes from.
+    float64 at its site. An error beyond `bound` settles nothing: a probe may be worse conditioned
+    than the example that the bound comes from. Infinite where the run says nothing.
     """
     if truth.written or truth.trail.jumped or not _as_given(truth.arguments, probe):
-        return False  # What is written has to be compared, and what rounding decides.
+        return math.inf  # What is written has to be compared, and what rounding decides.
     try:
         result = runs.own(optimised, probe)
     except (ProgramError, GuardMiss):
-        return False
-    if result.written or not _as_given(result.arguments, probe):
-        return False
+        return math.inf
     found = distance(result, truth, rows=probe.rows).found
-    if not found or any(one.in_kind or not one.error <= bound for one in found.values()):
-        return False
-    for key, one in found.items():
-        findings.judge("precision", probe.name, key, one, bound, "relative error")
-    return True
+    is_alike = not result.written and _as_given(result.arguments, probe)
+    if not found or not is_alike or any(one.in_kind for one in found.values()):
+        return math.inf
+    error = max(one.error for one in found.values())
+    if error <= bound:
+        for key, one in found.items():
+            findings.judge("precision", probe.name, key, one, bound, "relative error")
+    return error
 
 
 def _as_given(arguments: Any, probe: Probe) -> bool:
