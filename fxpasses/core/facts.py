@@ -29,6 +29,17 @@ class Effects:
         """Whether the node does nothing but compute its value."""
         return not (self.writes or self.writes_state or self.random or self.raises or self.unknown)
 
+    @property
+    def told(self) -> str | None:
+        """What keeps a node from being run another number of times, in words; None if nothing."""
+        if self.random:
+            return "it draws random numbers"
+        if self.writes or self.writes_state:
+            return "it writes"
+        if self.unknown:
+            return "nothing is known of what it does"
+        return "it checks something" if self.raises else None
+
 
 class Facts(Protocol):
     """Facts about one graph, computed when asked for and kept until an edit makes them stale.

@@ -123,9 +123,24 @@ class GraphPass(ABC):
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
         """The rewrites to make, one by one; each is applied before the next is asked for."""
 
-    def refusal(self, node: Node, site: Any, facts: Facts) -> Refusal | None:
-        """The first condition that does not hold at a site, or None: it may be rewritten."""
-        for legal, conditions in ((False, self.legal_if), (True, self.worthwhile_if)):
+    def refusal(
+        self,
+        node: Node,
+        site: Any,
+        facts: Facts,
+        *,
+        legal_if: Iterable[Condition[Any]] | None = None,
+    ) -> Refusal | None:
+        """The first condition that does not hold at a site, or None: it may be rewritten.
+
+        Args:
+            node: where the site is reported.
+            site: what the conditions are given.
+            facts: of the graph.
+            legal_if: some of the conditions, where others are asked at another time.
+        """
+        legal_if = self.legal_if if legal_if is None else legal_if
+        for legal, conditions in ((False, legal_if), (True, self.worthwhile_if)):
             for condition in conditions:
                 if reason := condition(site, facts):
                     remedy = self.remedies.get(condition, "")

@@ -41,14 +41,7 @@ _UNDEFINED: Final = frozenset({Op.EMPTY, Op.EMPTY_LIKE, Op.NEW_EMPTY})
 def calls_are_all_alike(site: ConstantValue, facts: Facts) -> str | None:
     if any(op_of(step.node) in _UNDEFINED for step in site.recipe.steps):
         return "it reads memory that nothing was written to"
-    if site.is_constant:
-        return None
-    effects = facts.effects(site.node)
-    if effects.random:
-        return "it draws random numbers"
-    if effects.writes or effects.writes_state:
-        return "it writes"
-    return "nothing is known of what it does" if effects.unknown else "it checks something"
+    return None if site.is_constant else facts.effects(site.node).told
 
 
 def sources_are_never_written(site: ConstantValue, facts: Facts) -> str | None:
@@ -159,9 +152,9 @@ class ConstantFold(GraphPass):
             raise ValueError(f"largest_bytes is {self.largest_bytes}: pass 0 or more")
 
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
-        search = _Search(self.legal_if, module, facts)
+        search = _Search(self, module, facts)
         for site, growth in search.sites_within(self.largest_bytes):
-            if search.refuses(site, filter(_JUDGED_LAST.__contains__, self.legal_if)):
+            if search.refuses(site, computing=True):
                 continue
             why = f"{len(site.recipe.steps)} nodes that are the same in every call"
             yield Step(site.node, why, partial(_fold, site, growth))
@@ -171,10 +164,8 @@ class ConstantFold(GraphPass):
 class _Search:
     """Finds the sites of one graph: constant calls that something not constant reads."""
 
-    def __init__(
-        self, legal_if: Iterable[Condition[Any]], module: GraphModule, facts: Facts
-    ) -> None:
-        self._legal_if = tuple(legal_if)
+    def __init__(self, graph_pass: ConstantFold, module: GraphModule, facts: Facts) -> None:
+        self._pass = graph_pass
         self._graph = module.graph
         self._module = module
         self._facts = facts
@@ -200,15 +191,13 @@ class _Search:
             growth, site = max(zip(growths, sites, strict=True), key=lambda pair: pair[0])
             self._leave(site, f"it would add {growth} bytes to the model, of {room} allowed")
 
-    def refuses(self, site: ConstantValue, conditions: Iterable[Condition[Any]]) -> bool:
-        """Whether one of these conditions does not hold; the first of them is noted."""
-        for condition in conditions:
-            if reason := condition(site, self._facts):
-                remedy = ConstantFold.remedies.get(condition, "")
-                refusal = Refusal.at(site.node, condition.__name__, reason, remedy=remedy)
-                self.refusals[site.node] = refusal
-                return True
-        return False
+    def refuses(self, site: ConstantValue, *, computing: bool) -> bool:
+        """Whether a condition does not hold, of those that compute the value or of the others."""
+        asked = [c for c in self._pass.legal_if if (c in _JUDGED_LAST) is computing]
+        refusal = self._pass.refusal(site.node, site, self._facts, legal_if=asked)
+        if refusal is not None:
+            self.refusals[site.node] = refusal
+        return refusal is not None
 
     def _leave(self, site: ConstantValue, reason: str) -> None:
         self._judged[site.node] = None
@@ -242,7 +231,7 @@ class _Search:
     def _may_be_folded(self, site: ConstantValue, room: int) -> bool:
         if site.is_constant and site.fakes is not None and not site.is_new_tensor:
             return False
-        if self.refuses(site, [c for c in self._legal_if if c not in _JUDGED_LAST]):
+        if self.refuses(site, computing=False):
             return False
         if site.most_bytes > room + sum(site.source_bytes.values()):
             self._leave(site, f"it takes {site.most_bytes} bytes to compute, of {room} allowed")

@@ -48,14 +48,7 @@ class Site:
 
 
 def it_only_computes(site: Site, facts: Facts) -> str | None:
-    effects = facts.effects(site.second)
-    if effects.none:
-        return None
-    if effects.random:
-        return "each call draws its own random numbers"
-    if effects.writes or effects.writes_state:
-        return "it writes"
-    return "nothing is known of what it does" if effects.unknown else "it checks something"
+    return facts.effects(site.second).told
 
 
 def nothing_writes_what_it_reads(site: Site, facts: Facts) -> str | None:

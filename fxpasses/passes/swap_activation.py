@@ -5,6 +5,7 @@
 The result is another function, to be trained or tuned further.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -86,7 +87,8 @@ class SwapActivation(Rewrite[Site]):
         wanted = None if old is None else self._wanted(old.op)
         if old is None or wanted is None or not self._is_within(node):
             return None
-        return Site(old, _made(wanted), _is_seen(old, facts))
+        new = _made(wanted)
+        return None if _is_already(old, new) else Site(old, new, _is_seen(old, facts))
 
     def _wanted(self, op: Op) -> Any:
         return next((new for old, new in self.mapping.items() if _op_named(old) is op), None)
@@ -140,6 +142,14 @@ def _made(wanted: Any) -> nn.Module:
         return kind(**options)
     except TypeError as error:
         raise ValueError(f"{name} does not take {dict(options)}: {error}") from error
+
+
+def _is_already(old: Activation, new: nn.Module) -> bool:
+    """Whether a call computes what is asked for, with the same options."""
+    if old.op is not _op_named(type(new).__name__):
+        return False
+    options = set(inspect.signature(type(new)).parameters) - {_IN_PLACE}
+    return all(old.operand(name) == getattr(new, name) for name in options)
 
 
 def _path_of(node: Node) -> str:

@@ -12,18 +12,13 @@ from fxpasses.testing.model import Model, ModelLike, as_model
 from fxpasses.verify.runner import run_program
 
 
-def conditions_of(graph_pass: GraphPass, kind: str = "legal_if") -> tuple[Condition[Any], ...]:
-    """The conditions that a pass declares; those of other passes than rewrites, too."""
-    return tuple(getattr(graph_pass, kind, ()))
-
-
 def forced(graph_pass: GraphPass, *conditions: Condition[Any]) -> GraphPass:
     """The pass without some of its conditions, and without all that are about cost alone.
 
     Without `conditions` none is left.
     """
     kind = type(graph_pass)
-    legal = conditions_of(graph_pass)
+    legal = graph_pass.legal_if
     left = tuple(one for one in legal if one not in conditions) if conditions else ()
     made = type(kind.__name__, (kind,), {"legal_if": left, "worthwhile_if": ()})
     return made(**graph_pass.options())

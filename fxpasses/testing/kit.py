@@ -11,7 +11,7 @@ from fxpasses.errors import ArgumentError, PassError
 from fxpasses.testing import models as default_models
 from fxpasses.testing.behaviour import randomness_kept
 from fxpasses.testing.failures import Failure, NotConformant, Rule
-from fxpasses.testing.forced import conditions_of, forced, optimised
+from fxpasses.testing.forced import forced, optimised
 from fxpasses.testing.forced import goes_wrong as how_it_goes_wrong
 from fxpasses.testing.model import Model, ModelLike, as_model
 from fxpasses.testing.rules import broken
@@ -136,7 +136,7 @@ def _on_conditions(
     forbidden: Mapping[Condition[Any], Model],
     costly: Mapping[Condition[Any], Model],
 ) -> Iterator[Failure]:
-    legal, cost = conditions_of(tried), conditions_of(tried, "worthwhile_if")
+    legal, cost = tried.legal_if, tried.worthwhile_if
     for condition in legal:
         name = condition.__name__
         if condition not in forbidden:

@@ -125,6 +125,28 @@ def test_only_some_modules() -> None:
     assert [op for op in ops(result) if op in ACTIVATIONS] == [Op.RELU, Op.SILU]
 
 
+@pytest.mark.parametrize(
+    ("compute", "mapping", "swapped"),
+    [
+        (lambda s, x: F.relu(x), {"relu": "relu"}, False),
+        (lambda s, x: s.act(x), {"relu": "ReLU"}, False),
+        (lambda s, x: F.gelu(x), {"gelu": {"gelu": {"approximate": "tanh"}}}, True),
+        (
+            lambda s, x: F.gelu(x, approximate="tanh"),
+            {"gelu": {"gelu": {"approximate": "tanh"}}},
+            False,
+        ),
+        (lambda s, x: F.leaky_relu(x, 0.2), {"leaky_relu": "leaky_relu"}, True),
+    ],
+)
+def test_what_is_as_asked_for_already_stays(compute: Any, mapping: Any, swapped: bool) -> None:
+    swap = SwapActivation(mapping=mapping)
+    module = traced(Subject(compute), X)
+
+    assert apply(swap, module).modified is swapped
+    assert not apply(swap, module).modified
+
+
 def test_several_at_once_and_never_twice() -> None:
     module = traced(Subject(lambda s, x: F.relu(F.silu(x))), X)
     swap = SwapActivation(mapping={"relu": "silu", "silu": "relu"})
