@@ -111,7 +111,7 @@ def in_float64(  # noqa: PLR0913  all but three have defaults
         nullcontext() if is_pure else randomness_restored(),
         float64(folds, protected=protected, own=own, noise=noise, trail=trail) as seen,
     ):
-        if seed is not None:
+        if seed is not None and not is_pure:
             seed()
         if noise:
             borders = [seen.reads(border) for border in borders]

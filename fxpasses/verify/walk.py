@@ -84,6 +84,7 @@ class Walker:
         self.itinerary = walk.plan(path, graph_module)
         self.place = (path, walk.calls.get(path, 0))
         self.drawn: dict[Node, Callable[[], None]] = {}
+        self.begun = RandomState.now().restore
         self.early: dict[Visit, _Look | None] = {}
         """What was seen of new values before their node ran."""
 
@@ -173,8 +174,12 @@ class Walker:
         )
 
     def _seed(self, visit: Visit) -> Callable[[], None] | None:
-        """Sets the generators as they stood when the original drew what this site draws."""
-        return next((s for node, s in self.drawn.items() if node in visit.replaced), None)
+        """Sets the generators as they stood when the original drew what this site draws.
+
+        Where it has drawn nothing like it, some state at which old and new value both begin.
+        """
+        anywhere = self.begun if visit.old is None else None
+        return next((s for node, s in self.drawn.items() if node in visit.replaced), anywhere)
 
     def _precision_lost(self, visit: Visit, values: Mapping[Node, Any], new: Any) -> Loss:
         """What the rewritten region loses in the model's own dtypes."""

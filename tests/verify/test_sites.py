@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxpasses.core import Numerics
 from fxpasses.verify import check
@@ -273,6 +273,33 @@ def test_values_of_nodes_made_by_earlier_passes_are_compared() -> None:
     verdict = check(case.original, case.work, case.done, Call((VECTORS,)), reference)
 
     assert [blame.id for blame in verdict.blame] == [identifier]
+
+
+class Drops(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, True) * 2
+
+
+def test_what_earlier_passes_made_draws_the_same_before_and_after() -> None:
+    case = captured(Drops())
+
+    def first(edit: Any) -> None:
+        node = case.named("dropout")
+        again = edit.copy(node)
+        edit.replace(node, edit.call_function(operator.mul, again, 1.0))
+
+    def second(edit: Any) -> None:
+        node = case.named("dropout_1")
+        edit.replace(node, edit.copy(node))
+
+    case.apply(first, "dropout")
+    case.apply(second, "dropout_1")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        reference = Reference(case.original.root(VECTORS))
+    verdict = check(case.original, case.work, case.done, Call((VECTORS,)), reference)
+
+    assert site_errors(verdict) == []
 
 
 def test_a_norm_that_stays_may_be_part_of_a_rewrite() -> None:
