@@ -181,6 +181,10 @@ class Editor:
         """Add `module` under a new name like `near` and call it."""
         return self._create("call_module", self.add_attribute(near, module), args, kwargs)
 
+    def call_submodule(self, path: str, /, *args: Any, **kwargs: Any) -> Node:
+        """Call a submodule that the module has already."""
+        return self._create("call_module", path, args, kwargs)
+
     def get_attr(self, path: str) -> Node:
         """Read an attribute that the module has already."""
         return self._create("get_attr", path, (), {})

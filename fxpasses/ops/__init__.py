@@ -1,5 +1,6 @@
 """The op vocabulary: the one place that knows which calls mean the same op."""
 
+from fxpasses.ops.composites import Composite, composite_of, composite_of_module
 from fxpasses.ops.metadata import METADATA_ATTRIBUTES, reads_only_metadata
 from fxpasses.ops.modules import (
     attribute,
@@ -96,6 +97,7 @@ __all__ = [
     "UNARY",
     "VIEWS",
     "VOCABULARY",
+    "Composite",
     "Op",
     "Parameter",
     "Schema",
@@ -106,6 +108,8 @@ __all__ = [
     "bind",
     "bind_schema",
     "choose",
+    "composite_of",
+    "composite_of_module",
     "computes_as",
     "computing_names",
     "forward_arguments",

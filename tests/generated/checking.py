@@ -20,6 +20,7 @@ PASSES = {
     "cse": Numerics.EXACT,
     "simplify": Numerics.ROUNDING,
     "dce": Numerics.EXACT,
+    "expand_composites": Numerics.ROUNDING,
     "fuse_conv_bn": Numerics.ROUNDING,
     # Another spelling of the same function.
     "swap_activation{mapping={relu={threshold={threshold=0.0,value=0.0}}}}": Numerics.ROUNDING,

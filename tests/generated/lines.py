@@ -248,6 +248,27 @@ def pieces(w: Writer) -> None:
     w.write(w.choose((*forms, *more, "{}[:, :2]", "{}.expand(2, 2, 4)")).replace("{}", w.value()))
 
 
+def composite(w: Writer) -> None:
+    """A layer of torch that is made of several ops: attention, or one step of a recurrence."""
+    name = w.floats(2, 3)
+    if name is None:
+        return
+    value, first = w.values[name], w.choose((True, False))
+    size = value.shape[-1]
+    heads = 1 if size % 2 else 2
+    if value.dim() == 2 and w.choose((True, False)):
+        cell = w.choose((nn.LSTMCell, nn.GRUCell, nn.RNNCell))(size, 4)
+        w.write(f"{w.hold('cell', cell.to(value.dtype))}({name})")
+    elif w.choose((True, False)):
+        attention = nn.MultiheadAttention(size, heads, batch_first=first).to(value.dtype)
+        out = w.write(f"{w.hold('attention', attention)}({name}, {name}, {name})")
+        if out is not None and w.choose((True, False)):
+            w.write(f"{out}[0]")
+    else:
+        made = nn.TransformerEncoderLayer(size, heads, 4, batch_first=first).to(value.dtype)
+        w.write(f"{w.hold('layer', made.eval())}({name})")
+
+
 def nested(w: Writer) -> None:
     """A module of its own, which may run its own code, or hold a hook."""
     name = w.value()
@@ -270,7 +291,7 @@ def _hook(module: nn.Module, args: Any, result: Any) -> Any:
 
 OFTEN = (vocabulary, layer)
 SOMETIMES = (activation, constant, write_in_place, again, combine, pieces)
-SELDOM = (nested, cast, draw, write_a_buffer)
+SELDOM = (nested, cast, draw, write_a_buffer, composite)
 LINES = (*OFTEN * 5, *SOMETIMES * 2, *SELDOM)
 
 
