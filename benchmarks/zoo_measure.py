@@ -112,7 +112,7 @@ class _Measurement:
         folds = [one for one in record.passes if one.name == "fuse_conv_bn"]
         outcome.folded = sum(len(one.rewrites) for one in folds)
         outcome.prepared = record.seconds["capture"] + record.seconds["passes"]
-        outcome.notes = [*captured.notes, *record.notes, *record.verification.notes]
+        outcome.notes = [*map(str, captured.notes), *record.notes, *record.verification.notes]
         if verify:
             self._note_verification(record)
         return result

@@ -47,7 +47,7 @@ def told(model: nn.Module, **options: Any) -> tuple[str, tuple[Any, ...]]:
     except VerificationError as error:
         return str(error), error.blame
     found = fxpasses.report(result).record
-    return " ".join([*found.capture.notes, *found.verification.notes]), ()
+    return " ".join([*map(str, found.capture.notes), *found.verification.notes]), ()
 
 
 @pytest.mark.parametrize("every", [2, 3, 4, 5, 7])

@@ -16,7 +16,7 @@ from fxpasses.capture.result.module import (
     pickle_fallback,
     release,
 )
-from fxpasses.capture.tracing.request import Opaque, OpaqueKind
+from fxpasses.capture.tracing.request import Note, NoteKind, Opaque, OpaqueKind
 from fxpasses.capture.twins.own_tensors import OwnTensors
 from fxpasses.capture.twins.twin import Twin, twin
 
@@ -26,6 +26,8 @@ __all__ = [
     "CapturedModule",
     "Coverage",
     "FoldedWeight",
+    "Note",
+    "NoteKind",
     "Opaque",
     "OpaqueKind",
     "OwnTensors",

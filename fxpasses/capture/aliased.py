@@ -16,12 +16,14 @@ from torch.fx.node import map_arg
 
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.result.forms import aliases_of, tensors_of
-from fxpasses.capture.tracing.request import Trace
+from fxpasses.capture.tracing.request import Note, NoteKind, Trace
 from fxpasses.capture.tracing.structures import map_leaves
 
-NOTE: Final = (
+SHARING_MATTERS: Final = Note(
+    NoteKind.SHARED_MEMORY,
     "the example gives one tensor, or one memory, as several arguments, and the model writes it or "
-    "asks whether they are one: the graph holds for such calls alone"
+    "asks whether they are one: the graph holds for such calls alone",
+    "give the example tensors of their own, if calls do",
 )
 
 

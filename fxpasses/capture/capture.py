@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fxpasses.capture.admission import check_example, check_model, children_of
-from fxpasses.capture.aliased import NOTE as SHARING_MATTERS
-from fxpasses.capture.aliased import apart, holds_for_both, shares
+from fxpasses.capture.aliased import SHARING_MATTERS, apart, holds_for_both, shares
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.captured import Capture, Reference
 from fxpasses.capture.inside import attributes_of, is_sealed
 from fxpasses.capture.leaves import default_leaves
+from fxpasses.capture.quantized import quantized_notes
 from fxpasses.capture.result.entry import Entry, own_function
 from fxpasses.capture.result.forms import tensors_of
 from fxpasses.capture.result.guards import GuardMiss
@@ -129,7 +129,7 @@ class _Capturing:
         self._opaque: list[Opaque] = []
         self._done: set[int] = {id(clean)}
         self._traces = self._guards = 0
-        self._notes: dict[str, None] = {}
+        self._notes = dict.fromkeys(quantized_notes(clean))
         self._apart: dict[int, Arguments] = {}
         """Of modules for which it does not matter that their example shares memory: others."""
         self._outside: dict[int, Tensor] = {}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.coverage import Coverage, measure
-from fxpasses.capture.tracing.request import Opaque, Sizes
+from fxpasses.capture.tracing.request import Note, Opaque, Sizes
 from fxpasses.core import Program
 from fxpasses.core.surroundings import surroundings_kept, tensors_kept
 
@@ -36,7 +36,7 @@ class Capture:
     sizes: Sizes
     traces: int
     guards: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     outside: tuple[Tensor, ...] = ()
     """What the model's own code has written that is not the model's: it was put back."""
     _coverage: Coverage | None = field(default=None, repr=False)

@@ -20,6 +20,18 @@ class OpaqueRecord:
 
 
 @dataclass(slots=True)
+class NoteRecord:
+    """Something of the model that its owner should know: nothing is lost by it."""
+
+    kind: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(slots=True)
 class CaptureRecord:
     """How the model became graphs."""
 
@@ -34,7 +46,7 @@ class CaptureRecord:
     flops_covered: float | None = None
     guards: int = 0
     traces: int = 0
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[NoteRecord] = field(default_factory=list[NoteRecord])
 
 
 @dataclass(slots=True)

@@ -74,7 +74,9 @@ def _capture(capture: CaptureRecord, *, details: bool) -> Iterator[Line]:
     if details:
         of = [f"{nodes} in {path or _THE_MODEL}" for path, nodes in capture.graphs.items()]
         yield Line(f"nodes: {', '.join(of)}")
-    yield from map(Line, capture.notes if details else capture.notes[:_NOTES_SHOWN])
+    shown, rest = cut(capture.notes, _NOTES_SHOWN, details=details)
+    yield from (Line(note.text, advice(note.remedy)) for note in shown)
+    yield from map(Line, more(rest))
 
 
 def _opaque(leaves: Sequence[OpaqueRecord], *, details: bool) -> Iterator[Line]:

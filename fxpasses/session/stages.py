@@ -17,7 +17,7 @@ from fxpasses.capture import (
 )
 from fxpasses.core import Group, Program, Record
 from fxpasses.core.given import Call
-from fxpasses.core.record import CaptureRecord, OpaqueRecord
+from fxpasses.core.record import CaptureRecord, NoteRecord, OpaqueRecord
 from fxpasses.errors import ArgumentError, FxPassesWarning, TrainingModeWarning, UnverifiedWarning
 from fxpasses.registry import Registry
 from fxpasses.registry.matching import did_you_mean
@@ -193,7 +193,7 @@ def capture_record(captured: Capture, how: str) -> CaptureRecord:
         ],
         guards=captured.guards,
         traces=captured.traces,
-        notes=list(captured.notes),
+        notes=[NoteRecord(str(one.kind), one.text, one.remedy) for one in captured.notes],
     )
 
 
@@ -205,7 +205,8 @@ def note_coverage(record: CaptureRecord, captured: Capture) -> None:
     try:
         covered = captured.coverage()
     except Exception as error:  # whatever a model raises when it is run again
-        record.notes.append(f"coverage is not known: the model raises {type(error).__name__}")
+        text = f"coverage is not known: the model raises {type(error).__name__}"
+        record.notes.append(NoteRecord("coverage", text))
         return
     if covered is not None:
         record.calls_covered = covered.calls

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpasses.capture import calls_of, capture
-from fxpasses.capture.aliased import NOTE
+from fxpasses.capture.aliased import SHARING_MATTERS
 from tests.capture.tracing import module
 
 X, Y = torch.linspace(-1, 1, 6).reshape(2, 3), torch.ones(2, 3)
@@ -65,7 +65,7 @@ def test_one_tensor_twice_in_the_example_fits_every_call(name: str) -> None:
     check(model, found.program.root, X, Y, call)
     check(model, found.program.root, X, X, call)
     assert calls_of(found.program.root)["graph"] == 2
-    assert NOTE not in found.notes
+    assert SHARING_MATTERS not in found.notes
 
 
 @pytest.mark.parametrize("name", MATTERS)
@@ -76,7 +76,7 @@ def test_where_it_matters_it_is_said(name: str) -> None:
         for other in (X, Y):
             check(model, found.program.root, X, other, lambda x, y: (x, y))
         assert calls_of(found.program.root)["graph"] == 1
-        assert (NOTE in found.notes) is (fits is X)
+        assert (SHARING_MATTERS in found.notes) is (fits is X)
 
 
 def test_without_an_example_arguments_are_apart_in_every_spelling() -> None:

@@ -27,7 +27,7 @@ from fxpasses.capture.tracing.questions import (
     type_that_answers,
 )
 from fxpasses.capture.tracing.refusal import Refusal
-from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.request import Note, NoteKind, OpaqueKind
 from fxpasses.capture.tracing.values import UNKNOWN
 
 # Held by whoever captures: patches are the process's, and so there is one trace at a time.
@@ -59,6 +59,8 @@ _FROM_MEMORY: Final = ["from_numpy", "frombuffer", "from_dlpack", "asarray"]
 _CACHED: Final = type(functools.cache(len))
 _SEEDING: Final = ("manual_seed", "seed", "set_rng_state", "fork_rng")
 # Frames whose questions are torch's own, about proxies as such.
+PRINTS: Final = Note(NoteKind.PRINTS, "a print, which the graph does not repeat")
+
 _INTERNAL: Final = (
     "torch.fx",
     "torch.utils",
@@ -95,7 +97,7 @@ class Host(Protocol):
     def call_tensor_method(
         self, value: Value, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any: ...
-    def note(self, text: str) -> None: ...
+    def note(self, note: Note) -> None: ...
     def made_from_memory(self, tensor: Any) -> None: ...
 
 
@@ -244,7 +246,7 @@ class Replacements:
             if ident() != thread or host.evaluating:
                 print_(*args, **kwargs)
             else:
-                host.note("a print, which the graph does not repeat")
+                host.note(PRINTS)
 
         self._patches.attribute(builtins, "isinstance", isinstance_of)
         self._patches.attribute(builtins, "callable", callable_of)

@@ -35,7 +35,7 @@ from fxpasses.capture.tracing.proxies import (
 )
 from fxpasses.capture.tracing.questions import type_of_value
 from fxpasses.capture.tracing.refusal import Refusal, here
-from fxpasses.capture.tracing.request import OpaqueKind, Request
+from fxpasses.capture.tracing.request import Note, OpaqueKind, Request
 from fxpasses.capture.tracing.structures import (
     children_of,
     element,
@@ -85,7 +85,7 @@ class Recorder:
         self.settings: set[str] = set()
         self.asking = Asking(self)
         self.refusals: list[Refusal] = []
-        self.notes: dict[str, None] = {}
+        self.notes: dict[Note, None] = {}
         self.constants: list[tuple[str, Tensor]] = []
         self.module_stack: dict[str, tuple[str, Any]] = {}
         self.stack_meta: dict[str, tuple[str, Any]] | None = None
@@ -117,8 +117,8 @@ class Recorder:
         finally:
             self.evaluating -= 1
 
-    def note(self, text: str) -> None:
-        self.notes[text] = None
+    def note(self, note: Note) -> None:
+        self.notes[note] = None
 
     # -- nodes
 

@@ -90,6 +90,26 @@ class Opaque:
         return REMEDIES[self.kind]
 
 
+class NoteKind(StrEnum):
+    """What of a model a graph keeps in another way than one might think."""
+
+    PRINTS = auto()  # a print runs once, in the trace
+    SHARED_MEMORY = auto()  # arguments of the example share memory, and that matters
+    QUANTIZED = auto()  # weights in a packed form of their own, which no pass reads
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something of a captured model that its owner should know: nothing is lost by it."""
+
+    kind: NoteKind
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Refused(Exception):  # noqa: N818 - not an error: the answer "no"
     """The root cannot be one graph. The base of the two errors of `trace`.
 
@@ -188,7 +208,7 @@ class Trace:
     late_guards: int
     """Those that follow an effect, which has to be taken back where one of them misses."""
     changing: frozenset[str]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     reads_device: bool = True
     settings: frozenset[str] = frozenset()
     """What of torch's settings the model has asked for."""
