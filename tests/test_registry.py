@@ -188,7 +188,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         ("", "the file is None, where a mapping is expected"),
         ("- a", "the file is .* where a mapping is expected"),
-        ("passes: {}", "version is None, where 1 is expected"),
+        ("", "the file is empty"),
+        ("passes: {}", "the file names no version: put `version: 1` on its first line"),
+        ("passes: [a\nversion: 1", "while parsing a flow sequence in line 1, column 9, expected"),
         ("version: 2", "version is 2, where 1 is expected"),
         ("version: '1'", "version is '1', where 1 is expected"),
         ("version: true", "version is True, where 1 is expected"),

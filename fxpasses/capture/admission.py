@@ -14,6 +14,7 @@ from fxpasses.capture.inside import (
     parameters_of,
 )
 from fxpasses.capture.result.forms import tensors_of
+from fxpasses.core.given import an
 from fxpasses.errors import CaptureError
 
 # Tensors without values, with which capture and torch trace.
@@ -22,7 +23,7 @@ _FAKES = ("torch._subclasses", "fxpasses.capture")
 
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise CaptureError(f"a {type(model).__name__} is not an nn.Module: pass the module itself")
+        raise CaptureError(f"{an(type(model))} is not an nn.Module: pass the module itself")
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
             "the model is TorchScript, which has no Python code to trace: pass the module that "

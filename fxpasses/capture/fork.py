@@ -19,6 +19,7 @@ from fxpasses.capture.result.module import CapturedModule, entry_of, generate_co
 from fxpasses.capture.result.steps import count_steps
 from fxpasses.capture.twins.twin import Twin, twin
 from fxpasses.core import STANDS_FOR, VALUE, Program, Watch
+from fxpasses.core.given import an
 
 
 def fork(program: Program, *, move_graphs: bool = False) -> Program:
@@ -85,7 +86,7 @@ def finish(
     """
     root, entry, before = work.root, entry_of(work.root), entry_of(original.root)
     if not isinstance(root, CapturedModule):
-        raise TypeError(f"a {type(root).__name__} is not a captured module")
+        raise TypeError(f"{an(type(root))} is not a captured module")
     if entry.lineage is not None:
         _restore_own_code(before, entry.lineage)
     entry.lineage = None

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from fxpasses.core.given import an
 from fxpasses.core.plain import Plain
 from fxpasses.errors import ArgumentError
 from fxpasses.registry.matching import did_you_mean
@@ -72,7 +73,7 @@ def built(text: str, seed: int) -> nn.Module:
         raised = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"MODEL={text!r} cannot be made: {raised}") from error
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"MODEL={text!r} makes a {type(model).__name__}, not a module")
+        raise ArgumentError(f"MODEL={text!r} makes {an(type(model))}, not a module")
     return model
 
 

@@ -10,11 +10,19 @@ from fxpasses.errors import ArgumentError
 T = TypeVar("T")
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 _SHORT = (str, int, float, bool, type(None))
+_VOWELS = frozenset("AEIO")
+"""Not U: a UInt8Tensor."""
+
+
+def an(kind: type) -> str:
+    """The name of a class, with its article: `a Tensor`, `an ImageList`."""
+    name = kind.__name__
+    return f"{'an' if name[:1].upper() in _VOWELS else 'a'} {name}"
 
 
 def shown(value: object) -> str:
     """A value as an error message names it: plain data itself, anything else by its type."""
-    return repr(value) if isinstance(value, _SHORT) else f"a {type(value).__name__}"
+    return repr(value) if isinstance(value, _SHORT) else an(type(value))
 
 
 def flag(choice: object, argument: str) -> bool:

@@ -50,6 +50,19 @@ def own_file() -> Path:
     return inside if inside.exists() else package.parent / FILE_NAME
 
 
+def _told(error: yaml.YAMLError) -> str:
+    """What is wrong, and where, in one line: lines and columns count from 1."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    marks = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    found = [
+        " ".join(what.split()) + (f" in line {at.line + 1}, column {at.column + 1}" if at else "")
+        for what, at in marks
+        if what
+    ]
+    return ", ".join(found)
+
+
 def read(path: Path, origin: str = "") -> Contents:
     """What the file says.
 
@@ -64,7 +77,7 @@ def read(path: Path, origin: str = "") -> Contents:
     except UnicodeDecodeError as error:
         raise RegistryError(f"{path} is no UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
-        raise RegistryError(f"{path}: {' '.join(str(error).split())}") from error
+        raise RegistryError(f"{path}: {_told(error)}") from error
     return _Reading(str(path), origin or str(path)).contents(data)
 
 
@@ -74,10 +87,14 @@ class _Reading:
         self._origin = origin
 
     def contents(self, data: Any) -> Contents:
+        if data is None:
+            self._fail("the file", "is empty")
         top = self._mapping(data, "the file")
         self._only(top, ("version", "passes", "pipelines", "effects"), "the file")
-        if type(top.get("version")) is not int or top["version"] != VERSION:
-            self._fail("version", f"is {top.get('version')!r}, where {VERSION} is expected")
+        if "version" not in top:
+            self._fail("the file", f"names no version: put `version: {VERSION}` on its first line")
+        if type(top["version"]) is not int or top["version"] != VERSION:
+            self._fail("version", f"is {top['version']!r}, where {VERSION} is expected")
         effects = self._section(top, "effects", any_name=True)
         found = Contents(
             self._origin,

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from fxpasses.capture.inside import overrides_functions
 from fxpasses.core import Program
+from fxpasses.core.given import an
 from fxpasses.core.randomness import own_draws
 from fxpasses.core.record import PieceRecord, VerificationRecord
 from fxpasses.verify.change import check_change
@@ -69,7 +70,7 @@ def check(  # noqa: PLR0913  three are options by keyword
     if kind := _unlike_tensors((arguments.args, dict(arguments.kwargs))):
         return _not_verified(
             level,
-            f"not comparable: the example holds a {kind.__name__}, which does something of its own "
+            f"not comparable: the example holds {an(kind)}, which does something of its own "
             "where torch's functions are called",
         )
     outputs = None if reference is None else reference.outputs

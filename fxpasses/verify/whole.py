@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_structure
 
+from fxpasses.core.given import an
 from fxpasses.verify.compare import Difference, bit_equal, differences, worst
 from fxpasses.verify.findings import Findings, where
 from fxpasses.verify.probes import Probe
@@ -97,7 +98,7 @@ def _class(value: Any) -> type:
 
 def _leaf_form(new: Any, old: Any, words: Sequence[str]) -> Iterator[str]:
     if _class(new) is not _class(old):
-        yield f"a {type(new).__name__}, not a {type(old).__name__}"
+        yield f"{an(type(new))}, not {an(type(old))}"
         return
     if not isinstance(old, Tensor):
         return

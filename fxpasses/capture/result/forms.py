@@ -15,6 +15,7 @@ from torch.fx import Proxy
 
 from fxpasses.capture.inside import memory_of
 from fxpasses.capture.result.questions import answer_of, said, same_answer
+from fxpasses.core.given import an
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -84,7 +85,7 @@ class Structure:
 
     def difference(self, value: Any, where: str) -> Difference:
         if type(value) is not self.kind:
-            return f"{where} is {_said(value)} instead of a {self.kind.__name__}"
+            return f"{where} is {_said(value)} instead of {an(self.kind)}"
         parts = _parts(value)
         keys, items = parts if parts is not None else ((), ())
         if len(keys) != len(self.keys):
@@ -262,7 +263,7 @@ def _said(value: Any) -> str:
     if value is None or isinstance(value, _SAID):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:37]}..."
-    return f"a {type(value).__name__}"
+    return an(type(value))
 
 
 def _said_of_class(kind: type | None) -> str:

@@ -14,6 +14,7 @@ from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.structures import PLAIN
 from fxpasses.capture.tracing.values import UNKNOWN
+from fxpasses.core.given import an
 
 
 class Host(Protocol):
@@ -91,7 +92,7 @@ class Asking:
             answer = answer_of(tensor, question)
         if type(answer) in PLAIN or answer is MISSING:
             return answer
-        reason = f"reads {question} of a tensor, a {type(answer).__name__}"
+        reason = f"reads {question} of a tensor, {an(type(answer))}"
         raise self._host.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
 
     def _refusal(self, question: str, of: str) -> Refusal:

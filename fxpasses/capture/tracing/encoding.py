@@ -15,6 +15,7 @@ from fxpasses.capture.tracing.proxies import VALUE_TYPES, Made, Shape
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.structures import PLAIN, is_named_tuple, is_record
+from fxpasses.core.given import an
 
 
 class Sink(Protocol):
@@ -85,12 +86,12 @@ class Encoder:
         for item in value.values():
             if isinstance(item, Enum) or is_named_tuple(type(item)):
                 # Generated code would spell it as a message, not as code.
-                raise self._refuse(f"a {type(item).__name__} in a dict")
+                raise self._refuse(f"{an(type(item))} in a dict")
         return {self._key(key): self.encode(item) for key, item in value.items()}
 
     def _key(self, key: Any) -> Any:
         if type(key) not in _KEYS:
-            raise self._refuse(f"a {type(key).__name__} as a key of a dict")
+            raise self._refuse(f"{an(type(key))} as a key of a dict")
         return key
 
     def _ordered(self, value: Mapping[Any, Any]) -> Node:
@@ -132,12 +133,12 @@ class Encoder:
             raise self._sink.refuse(OpaqueKind.RANDOM_STATE, reason)
         if isinstance(value, nn.Module):
             raise self._refuse("a module as an argument")
-        raise self._refuse(f"a {type(value).__name__} as an argument")
+        raise self._refuse(f"{an(type(value))} as an argument")
 
     def _enum(self, value: Enum) -> Enum:
         is_combined = isinstance(value, Flag) and value.name not in type(value).__members__
         if is_combined or not is_identifier(type(value).__name__):
-            raise self._refuse(f"a {type(value).__name__} as an argument")
+            raise self._refuse(f"{an(type(value))} as an argument")
         return value
 
     def _record(self, value: Any) -> Node:
@@ -147,7 +148,7 @@ class Encoder:
         fields = kind.__dataclass_fields__.values()
         if hasattr(kind, "__post_init__") or any(not field.init for field in fields):
             # Its constructor computes: it would do so twice.
-            raise self._refuse(f"a {kind.__name__}, which computes when it is made,")
+            raise self._refuse(f"{an(kind)}, which computes when it is made,")
         return self._make(kind, (), {f.name: self.encode(getattr(value, f.name)) for f in fields})
 
     def _make(self, kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Node:

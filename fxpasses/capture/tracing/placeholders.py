@@ -14,6 +14,7 @@ from fxpasses.capture.tracing.recorder import Recorder
 from fxpasses.capture.tracing.request import OpaqueKind
 from fxpasses.capture.tracing.structures import PLAIN, children_of, element, rebuilt, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, Taint
+from fxpasses.core.given import an
 
 _BY_KEYWORD: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLAIN_TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
@@ -106,7 +107,7 @@ class Inputs:
 
     def _tensor(self, root: Value, example: Tensor) -> Value:
         if type(example) not in _PLAIN_TENSORS:
-            reason = f"is given a {type(example).__name__}, a tensor of its own kind"
+            reason = f"is given {an(type(example))}, a tensor of its own kind"
             raise self._recorder.refuse(OpaqueKind.UNTRACEABLE_VALUE, reason)
         found = self._twice.get(id(example))
         if found is not None:
