@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from fxpasses.capture.result.ambient import SETTINGS
 from fxpasses.capture.tracing.internals import frame, wrapped_functions
@@ -152,6 +153,7 @@ class Replacements:
         self._imported(replaced)
         self._wrapped()
         self._autograd()
+        self._hooks()
         self._types()
 
     def unbound(self, name: str) -> bool:
@@ -370,6 +372,22 @@ class Replacements:
             return apply.__get__(None, cls)(*args, **kwargs)
 
         self._patches.attribute(function, "apply", classmethod(refused))
+
+    def _hooks(self) -> None:
+        """Each hook that torch registers, on a module or for all, has a handle."""
+        host, is_tracing = self._host, self._is_tracing
+
+        def refused(does: str, method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if is_tracing():
+                    raise host.refuse(OpaqueKind.PYTHON_STATE, f"{does} a hook")
+                return method(*args, **kwargs)
+
+            return functools.wraps(method)(call)
+
+        for name, does in (("__init__", "registers"), ("remove", "removes")):
+            method = refused(does, getattr(RemovableHandle, name))
+            self._patches.attribute(RemovableHandle, name, method)
 
     # -- where model code finds them
 

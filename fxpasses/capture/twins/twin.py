@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils.hooks import RemovableHandle
 
 from fxpasses.capture.inside import (
     HOOK_DICTS,
@@ -101,6 +102,7 @@ class Twin:
         # Old and new modules whose attributes are still to be copied. No recursion: trees are deep.
         self._pending: list[tuple[Callable[[Twin, Any, Any], None], Any, Any]] = []
         self._hooked: dict[int, tuple[nn.Module, nn.Module]] = {}
+        self._handles: list[RemovableHandle] = []
         self._graphs: list[tuple[GraphModule, GraphModule]] = []
         self._compiled: list[nn.Module] = []
         self._root: nn.Module | None = None
@@ -142,6 +144,8 @@ class Twin:
                 if old.__dict__[key]:
                     new.__dict__[key] = self._hooks(old.__dict__[key])
         self._fill()
+        for handle in self._handles:
+            self._aim(handle)
         for compiled in self._compiled:
             initialize_compiled(compiled)
         self._keep_modules_alone()
@@ -324,6 +328,19 @@ class Twin:
         module = hook.module() if hook.with_module else None
         return type(hook)(self._hook(hook.hook), self._known(module))
 
+    def _handle(self, handle: RemovableHandle) -> RemovableHandle:
+        made = copy.copy(handle)
+        self._handles.append(made)
+        return self._remember(handle, made)
+
+    def _aim(self, handle: RemovableHandle) -> None:
+        """Let a handle that the tree holds remove the hook of the copy, not the caller's."""
+        handle.hooks_dict_ref = self._known_weakly(handle.hooks_dict_ref)
+        handle.extra_dict_ref = tuple(map(self._known_weakly, handle.extra_dict_ref))
+
+    def _known_weakly(self, ref: "weakref.ref[Any]") -> "weakref.ref[Any]":
+        return weakref.ref(self._known(target)) if (target := ref()) is not None else ref
+
     def _known(self, value: Any) -> Any:
         known = self._new.get(id(value))
         return value if known is None else known
@@ -366,6 +383,8 @@ class Twin:
             return self._function(value)
         if isinstance(value, weakref.ref):
             return self._weakref(value)
+        if isinstance(value, RemovableHandle):
+            return self._handle(value)
         container = isinstance(value, _MUTABLE)
         package = kind.__module__.partition(".")[0]
         if package in _FOREIGN and not container:
