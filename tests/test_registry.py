@@ -186,7 +186,6 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the file is None, where a mapping is expected"),
         ("- a", "the file is .* where a mapping is expected"),
         ("", "the file is empty"),
         ("passes: {}", "the file names no version: put `version: 1` on its first line"),
