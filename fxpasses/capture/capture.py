@@ -18,7 +18,7 @@ from fxpasses.capture.aliased import SHARING_MATTERS, apart, holds_for_both, sha
 from fxpasses.capture.arguments import Arguments
 from fxpasses.capture.captured import Capture, Reference
 from fxpasses.capture.inside import attributes_of, is_sealed
-from fxpasses.capture.leaves import default_leaves
+from fxpasses.capture.leaves import default_leaves, traced_though_wrapped
 from fxpasses.capture.quantized import quantized_notes
 from fxpasses.capture.result.entry import Entry, own_function
 from fxpasses.capture.result.forms import tensors_of
@@ -242,7 +242,8 @@ class _Capturing:
         known: Known,
         copies: Sequence[tuple[Tensor, Tensor]],
     ) -> Request:
-        defaults = default_leaves(self._sizes, has_example=example is not None)
+        has_example = example is not None
+        defaults = default_leaves(self._sizes, has_example=has_example)
         leaf_functions = (*self._leaf_functions, *defaults)
         if bare(scratch, example):
             leaf_functions = (*leaf_functions, *STAND_INS)
@@ -253,6 +254,7 @@ class _Capturing:
             None if given is None else given.kwargs,
             self._sizes,
             leaf_functions,
+            traced_functions=tuple(traced_though_wrapped(self._sizes, has_example=has_example)),
             live=known.live,
             strict=known.strict,
             places=known.places,

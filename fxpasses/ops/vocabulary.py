@@ -90,7 +90,9 @@ def is_number(node: Node) -> bool:
     op = op_of(node)
     if op in QUESTIONS or op is Op.ITEM:
         return True
-    computed = op is Op.GETITEM or (op in BINARY and node.op == "call_function")
+    is_function = node.op == "call_function"
+    of_math = is_function and getattr(node.target, "__module__", None) == "math"
+    computed = of_math or op is Op.GETITEM or (op in BINARY and is_function)
     operands = node.all_input_nodes
     return computed and bool(operands) and all(map(is_number, operands))
 

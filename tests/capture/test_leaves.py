@@ -122,3 +122,16 @@ def test_a_function_of_ones_own_is_a_node_where_it_is_named() -> None:
     assert functions_in(captured)[0] is own
     for image in (IMAGE, -IMAGE):
         assert torch.equal(result_of(captured)(image), Model()(image))
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return sys.modules["timm.layers.attention"].maybe_add_mask(x, None).relu()
+
+
+def test_what_timm_also_wraps_is_traced_through_where_none_ness_is_known() -> None:
+    attention = pytest.importorskip("timm.layers.attention")
+    assert functions_in(capture(Masked(), sizes="kinds")) == [attention.maybe_add_mask]
+    guarded = capture(Masked(), (IMAGE,))
+    assert attention.maybe_add_mask not in functions_in(guarded)
+    assert torch.equal(result_of(guarded)(IMAGE), Masked()(IMAGE))

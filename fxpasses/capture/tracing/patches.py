@@ -139,7 +139,11 @@ class Replacements:
         self._patches = Patches()
         self._thread = threading.get_ident()
 
-    def apply(self, leaf_functions: Iterable[Callable[..., Any]]) -> None:
+    def apply(
+        self,
+        leaf_functions: Iterable[Callable[..., Any]],
+        traced_functions: Iterable[Callable[..., Any]] = (),
+    ) -> None:
         self._modules()
         self._builtins()
         replaced: dict[int, tuple[Any, Any]] = {}
@@ -151,7 +155,7 @@ class Replacements:
             replaced[id(function)] = (function, self._leaf(function))
         self._leaf_holders(replaced)
         self._imported(replaced)
-        self._wrapped()
+        self._wrapped(traced_functions)
         self._autograd()
         self._hooks()
         self._types()
@@ -433,11 +437,12 @@ class Replacements:
                 for name in names:
                     self._patches.attribute(holder, name, functions[id(vars(holder)[name])])
 
-    def _wrapped(self) -> None:
+    def _wrapped(self, traced_functions: Iterable[Callable[..., Any]]) -> None:
         """The functions that `torch.fx.wrap` names."""
+        traced = set(map(id, traced_functions))
         for name, names in wrapped_functions():
             function = names.get(name, getattr(builtins, name, None))
-            if function is not None:
+            if function is not None and id(function) not in traced:
                 self._patches.entry(names, name, self._leaf(function))
 
 

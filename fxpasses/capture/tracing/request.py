@@ -157,7 +157,8 @@ class Request:
 
     `root` is a twin that the trace may dirty, and that is of no use afterwards. Its tensors are
     the caller's and are never written. `args` and `kwargs` are the example, None to trace by
-    names alone. `force_opaque` lists paths that are never inlined. `live` lists attributes
+    names alone. `traced_functions` are traced through although `torch.fx.wrap` names them.
+    `force_opaque` lists paths that are never inlined. `live` lists attributes
     (`path.name`) that change: who reads one is opaque. `strict` compares globals at each module's
     exit, so that the innermost module that changes them is found; `places` are those that
     `Outside` named. A refused root's own code is run on the example if `run_refused`. A root is
@@ -171,6 +172,7 @@ class Request:
     kwargs: Mapping[str, Any] | None = None
     sizes: Sizes = "guards"
     leaf_functions: tuple[Callable[..., Any] | str, ...] = ()
+    traced_functions: tuple[Callable[..., Any], ...] = ()
     force_opaque: Mapping[str, Opaque] = field(default_factory=_nothing)
     live: frozenset[str] = frozenset()
     strict: bool = False

@@ -105,7 +105,9 @@ class _Run:
         try:
             with DispatchMode(tracer), FunctionMode(tracer):
                 tracer.prepare()
-                replacements.apply(resolved(self._request.leaf_functions))
+                replacements.apply(
+                    resolved(self._request.leaf_functions), self._request.traced_functions
+                )
                 tracer.allow_unbound = replacements.unbound
                 with tracer.quiet():
                     self._world.watch()
