@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import torch
 from torch.fx import Node
 
+from fxpasses.analysis.layout import reader_of_layout
 from fxpasses.core import Condition, Editor, Facts, Numerics, Rewrite
 from fxpasses.ops import FACTORIES, Op, op_of
 from fxpasses.views import Binary, Cast, Cat, Dropout, Flatten, Permute, Reshape, View
@@ -129,7 +130,7 @@ def layout_stays(site: Site, facts: Facts) -> str | None:
         return None
     if site.result is Result.COPY and _is_dense(site.value, facts):
         return None
-    reader = _reader_of_layout(site.node, facts)
+    reader = reader_of_layout(site.node, facts)
     if reader is None:
         return None
     if reader.op == "output":
@@ -144,30 +145,11 @@ def inner_call_goes(site: Site, facts: Facts) -> str | None:
     return f"{others[0].name} reads {site.inner.name} too" if others else None
 
 
-_LEAVES_LAYOUT: Final = frozenset({Op.CONTIGUOUS, Op.LINEAR, Op.SIZE, Op.RANK, Op.NUMEL, Op.ITEM})
-"""What they give is laid out the same, whatever the layout of the operand."""
-_ASKING: Final = frozenset({Op.VIEW, Op.VIEW_AS, Op.AS_STRIDED, Op.STRIDE, Op.GETATTR})
-
-
 def _is_dense(value: Node, facts: Facts) -> bool:
     """Whether the value is laid out as a copy of it would be: made by a call, in new memory."""
     if op_of(value) is None or not value.op.startswith("call"):
         return False
     return not any(facts.may_alias(value, operand) for operand in value.all_input_nodes)
-
-
-def _reader_of_layout(node: Node, facts: Facts) -> Node | None:
-    """A node that may do something else if the strides were others, the output among them."""
-    stack, seen = [node], {node}
-    while stack:
-        for user in stack.pop().users:
-            op = op_of(user)
-            if user.op == "output" or op in _ASKING or facts.effects(user).unknown:
-                return user
-            if op not in _LEAVES_LAYOUT and user not in seen:
-                seen.add(user)
-                stack.append(user)
-    return None
 
 
 # -- the rules
