@@ -3,22 +3,28 @@
 from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant, view_at
 from fxpasses.views.elementwise import Activation, Binary, Dropout, Identity, Softmax, seen_through
+from fxpasses.views.fused_attention import Surroundings, fused
 from fxpasses.views.layers import Conv, Linear, Weighted, same_settings
 from fxpasses.views.local import Window, is_affine, window_of
 from fxpasses.views.norms import BatchNorm, Norm
 from fxpasses.views.pools import Pool
 from fxpasses.views.products import Attention, Matmul
+from fxpasses.views.score_links import Bias, Factor, Fill, is_alike_for_keys, negated
 from fxpasses.views.shapes import Cast, Cat, Flatten, Permute, Reduce, Reshape, Split
+from fxpasses.views.written_attention import WrittenAttention, written_attention
 
 __all__ = [
     "Activation",
     "Attention",
     "BatchNorm",
+    "Bias",
     "Binary",
     "Cast",
     "Cat",
     "Conv",
     "Dropout",
+    "Factor",
+    "Fill",
     "Flatten",
     "Identity",
     "Linear",
@@ -30,14 +36,20 @@ __all__ = [
     "Reshape",
     "Softmax",
     "Split",
+    "Surroundings",
     "View",
     "Weighted",
     "Window",
+    "WrittenAttention",
     "constant",
+    "fused",
     "is_affine",
+    "is_alike_for_keys",
+    "negated",
     "reads_only_metadata",
     "same_settings",
     "seen_through",
     "view_at",
     "window_of",
+    "written_attention",
 ]

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import torch.nn.functional as F
+from torch.fx import Node
+
+from fxpasses.core import Editor
 from fxpasses.ops import Op
 from fxpasses.views.base import View
 
@@ -47,6 +51,15 @@ class Attention(View):
     """Scaled dot-product attention."""
 
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.SDPA,))
+
+    @staticmethod
+    def create(
+        edit: Editor, query: Node, key: Node, value: Node, *, mask: Node | None, scale: Any
+    ) -> Node:
+        """A call of it. Queries, keys and values are (..., length, features)."""
+        masked = {} if mask is None else {"attn_mask": mask}
+        function = F.scaled_dot_product_attention
+        return edit.call_function(function, query, key, value, **masked, scale=scale)
 
     @property
     def query(self) -> Any:

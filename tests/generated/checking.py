@@ -21,6 +21,7 @@ PASSES = {
     "simplify": Numerics.ROUNDING,
     "dce": Numerics.EXACT,
     "expand_composites": Numerics.ROUNDING,
+    "fuse_attention": Numerics.ROUNDING,
     "fuse_conv_bn": Numerics.ROUNDING,
     # Another spelling of the same function.
     "swap_activation{mapping={relu={threshold={threshold=0.0,value=0.0}}}}": Numerics.ROUNDING,

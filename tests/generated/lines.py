@@ -289,8 +289,42 @@ def _hook(module: nn.Module, args: Any, result: Any) -> Any:
     return result * 2 if isinstance(result, Tensor) else result
 
 
+_ON_SCORES = (
+    *("{} * 0.3", "{} / 2", "{} * -1", "{}.mul_(0.5)", "{}.float()", "{} + {bias}", "{bias} - {}"),
+    *("{}.add_({bias})", "{}.masked_fill({mask}, -inf)", "{}.masked_fill(~{mask}, -1e9)"),
+    *("{}.masked_fill_({mask}, -2)", "torch.where({mask}, {}, -inf)", "{}.tanh()"),
+    "{} + torch.full_like({}, -inf).triu(1)",
+)
+
+
+def attention(w: Writer) -> None:
+    """Of a value to itself, with this and that in between."""
+    value = w.floats(2, 3, 4)
+    name = value and w.write(w.choose(("{} * 0.5", "{}.detach()", "{} + 0")).format(value))
+    keys = w.choose(("transpose(-2, -1)", "mT", "transpose(-1, -2).contiguous()"))
+    scores = name and w.write(f"{name} @ {value}.{keys}")
+    if not scores:
+        return
+    for _ in range(w.choose((0, 1, 1, 2, 3))):
+        form = w.choose(_ON_SCORES)
+        held = {key: _of_scores(w, scores, key) for key in ("mask", "bias") if key in form}
+        scores = w.write(form.replace("{}", scores).format(**held)) or scores
+    weights = w.write(f"{scores}.softmax({w.choose((-1, -1, -1, -2))})")
+    if weights and w.choose((True, False, False)):
+        weights = w.write(f"F.dropout({weights}, 0.5, {w.choose((False, 'self.training'))})")
+    if weights:
+        w.write(f"{weights} @ {w.choose((value, f'{name}.clone()'))}")
+
+
+def _of_scores(w: Writer, scores: str, kind: str) -> str:
+    """A mask of true and false, or a weight, of the size of scores."""
+    size = w.names[scores].shape[-2:]
+    drawn = torch.rand(size, generator=torch.Generator().manual_seed(len(w.lines)))
+    return w.hold(kind, drawn > 0.5 if kind == "mask" else nn.Parameter(drawn))
+
+
 OFTEN = (vocabulary, layer)
-SOMETIMES = (activation, constant, write_in_place, again, combine, pieces)
+SOMETIMES = (activation, attention, constant, write_in_place, again, combine, pieces)
 SELDOM = (nested, cast, draw, write_a_buffer, composite)
 LINES = (*OFTEN * 5, *SOMETIMES * 2, *SELDOM)
 
