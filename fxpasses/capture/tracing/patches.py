@@ -155,7 +155,8 @@ class Replacements:
             replaced[id(function)] = (function, self._leaf(function))
         self._leaf_holders(replaced)
         self._imported(replaced)
-        self._wrapped(traced_functions)
+        leaves = [new for _, new in replaced.values()]
+        self._wrapped(except_for=(*traced_functions, *leaves))
         self._autograd()
         self._hooks()
         self._types()
@@ -437,12 +438,12 @@ class Replacements:
                 for name in names:
                     self._patches.attribute(holder, name, functions[id(vars(holder)[name])])
 
-    def _wrapped(self, traced_functions: Iterable[Callable[..., Any]]) -> None:
+    def _wrapped(self, except_for: Iterable[Callable[..., Any]]) -> None:
         """The functions that `torch.fx.wrap` names."""
-        traced = set(map(id, traced_functions))
+        others = set(map(id, except_for))
         for name, names in wrapped_functions():
             function = names.get(name, getattr(builtins, name, None))
-            if function is not None and id(function) not in traced:
+            if function is not None and id(function) not in others:
                 self._patches.entry(names, name, self._leaf(function))
 
 
