@@ -16,6 +16,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import fxpasses
+from benchmarks.attentions import attentions_in
 from benchmarks.models import calibrated, randomised
 from benchmarks.zoo_models import Call, Entry
 from fxpasses.core import Record
@@ -48,6 +49,11 @@ class Outcome:
     folded: int = 0
     folded_by_torch: int | None = None
     """By torch's `fuse`; None where it fails."""
+    attentions: int = 0
+    """Written out, as a softmax between two products."""
+    attentions_fused: int = 0
+    attentions_ready: int = 0
+    """One call in the model itself."""
     nodes_before: int = 0
     nodes_after: int = 0
     guards: int = 0
@@ -92,7 +98,7 @@ class _Measurement:
 
     def run(self) -> None:
         result = self._optimise(verify=self._outcome.verify)
-        self._cover()
+        self._look_into_graphs()
         if self._outcome.verify:
             self._compare(result)
         self._warm()
@@ -117,11 +123,15 @@ class _Measurement:
             self._note_verification(record)
         return result
 
-    def _cover(self) -> None:
-        """An unverified run does not make the forward that measures coverage."""
-        if self._outcome.calls is None:
-            captured = fxpasses.capture(self._model, *self._example)
-            self._outcome.calls, self._outcome.flops = _coverage(captured)
+    def _look_into_graphs(self) -> None:
+        outcome = self._outcome
+        captured = fxpasses.capture(self._model, *self._example)
+        if outcome.calls is None:
+            # An unverified run does not make the forward that measures coverage.
+            outcome.calls, outcome.flops = _coverage(captured)
+        found = attentions_in(captured.program)
+        outcome.attentions, outcome.attentions_fused = found.written, found.fused
+        outcome.attentions_ready = found.ready
 
     def _note_verification(self, record: Record) -> None:
         outcome, verification = self._outcome, record.verification

@@ -20,6 +20,7 @@ _HEADER: Final = (
     "warm FLOPs",
     "opaque",
     "norms folded",
+    "attentions fused",
     "nodes",
     "guards",
     "verified (nearest to its bound)",
@@ -131,12 +132,19 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         _percent(outcome.warm_flops),
         _opaque(outcome.opaque),
         f"{outcome.folded} of {outcome.norms}{own}" if outcome.norms else "",
+        _attentions(outcome),
         f"{outcome.nodes_before} → {outcome.nodes_after}",
         str(outcome.guards),
         _verified(outcome),
         _other_batch(outcome),
         f"{outcome.prepared:.2f} s",
     )
+
+
+def _attentions(outcome: Outcome) -> str:
+    written, ready = outcome.attentions, outcome.attentions_ready
+    parts = [f"{outcome.attentions_fused} of {written}"] if written else []
+    return ", ".join([*parts, f"{ready} one call already"] if ready else parts)
 
 
 def _percent(share: float | None) -> str:

@@ -123,6 +123,11 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.lacks(fake("fake/Ending"), verify=False, retry=False)
 
 
+def test_lines_of_earlier_sweeps_are_read() -> None:
+    outcome = zoo.read('{"key": "timm/vit", "flops": 1.0, "norms": 3}')
+    assert (outcome.norms, outcome.attentions) == (3, 0)
+
+
 def test_each_model_has_a_process_with_bounds(tmp_path: Path) -> None:
     zoo._FORKS.set_forkserver_preload(["benchmarks.zoo"])
     state = zoo.State(tmp_path / "state.jsonl")
@@ -149,6 +154,7 @@ def test_the_table_says_what_misses_its_target() -> None:
             ),
             Outcome("timm/one", note="one_small", flops=1.0, verify=True, verified=False),
             Outcome("timm/other", problem="takes more than 900 s"),
+            Outcome("timm/vit", attentions=12, attentions_fused=9, attentions_ready=3),
         ]
     )
     assert (
@@ -157,6 +163,7 @@ def test_the_table_says_what_misses_its_target() -> None:
     assert "| timm (1) | FLOPs, median | 100 % | 100 % | yes | 0 |" in page
     assert "| python_state | writes / .kept | 1 | classification/almost |" in page
     assert "| one: one_small | " in page
+    assert "| 9 of 12, 3 one call already |" in page
     assert "- timm/other: takes more than 900 s" in page
 
 
