@@ -97,6 +97,25 @@ def test_the_terminal_shows_tones_and_reads_no_markup() -> None:
     assert "a [bold]note[/bold] :smile:" in text
 
 
+def test_a_terminal_of_eighty_columns_breaks_no_word_and_says_what_it_leaves_out() -> None:
+    run = PassRecord(
+        position=1,
+        name="constant_fold",
+        options={"largest_bytes": 1_048_576},
+        status="unchanged",
+        numerics="rounding",
+        nodes_before=1234,
+        nodes_after=1111,
+        bytes_folded=44_564_480,
+        seconds=0.5,
+    )
+    text = printed(Report(Record("Net", "cleanup", passes=[run])), width=80)
+    for word in ("constant_fold", "largest_bytes=1048576", "unchanged", "1,234 -> 1,111"):
+        assert word in text
+    assert "left out, for lack of room: time" in text
+    assert "left out" not in printed(Report(Record("Net", "cleanup", passes=[run])), width=120)
+
+
 def test_a_narrow_terminal_loses_nothing() -> None:
     text = printed(Report(a_record()), width=50)
     assert all(len(line) <= 50 for line in text.splitlines())

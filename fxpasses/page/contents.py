@@ -126,9 +126,9 @@ _COLUMNS: Final = (
     Column("rewrites", is_number=True),
     Column("refused", is_number=True),
     Column("nodes", is_number=True),
-    Column("folded", is_number=True),
-    Column("numerics"),
-    Column("time", is_number=True),
+    Column("folded", is_number=True, spared=1),
+    Column("numerics", spared=2),
+    Column("time", is_number=True, spared=3),
 )
 
 

@@ -38,6 +38,8 @@ class Line:
 class Column:
     name: str
     is_number: bool = False
+    spared: int = 0
+    """Where there is no room, columns with the highest numbers go first; those with 0 never do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,15 @@ class Table:
     def used(self) -> "Table":
         """The same without the columns in which no row says anything."""
         kept = [n for n in range(len(self.columns)) if any(row.cells[n] for row in self.rows)]
+        return self._of(kept)
+
+    def narrower(self) -> "Table | None":
+        """The same without the column that can be spared first, if one can."""
+        last = max(column.spared for column in self.columns)
+        kept = [n for n, column in enumerate(self.columns) if column.spared < last]
+        return self._of(kept) if last else None
+
+    def _of(self, kept: Sequence[int]) -> "Table":
         rows = tuple(Row(tuple(row.cells[n] for n in kept), row.tone) for row in self.rows)
         return Table(tuple(self.columns[n] for n in kept), rows)
 

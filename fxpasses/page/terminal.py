@@ -7,7 +7,7 @@ from fxpasses.page.outline import Block, Line, Page, Table, Tone
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 _STYLES: Final[dict[Tone, str]] = {
     Tone.PLAIN: "",
@@ -17,6 +17,9 @@ _STYLES: Final[dict[Tone, str]] = {
     Tone.BAD: "bold red",
     Tone.ADVICE: "cyan",
 }
+
+_ROOMY: Final = 10_000
+"""Columns of a terminal on which everything fits."""
 
 
 def as_renderable(page: Page) -> "RenderableType":
@@ -51,15 +54,47 @@ def _line(line: Line, depth: int) -> "Iterator[RenderableType]":
 
 
 def _table(table: Table) -> "RenderableType":
+    return _Fitting(table)
+
+
+class _Fitting:
+    """A table with as many columns as there is room for: no word is broken where that can help."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "Iterator[RenderableType]":
+        from rich.measure import Measurement  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table, left_out = self._table, list[str]()
+        roomy = options.update(width=_ROOMY)
+        while Measurement.get(console, roomy, _grid(table)).minimum > options.max_width:
+            narrower = table.narrower()
+            if narrower is None:
+                break
+            kept = {column.name for column in narrower.columns}
+            left_out += [column.name for column in table.columns if column.name not in kept]
+            table = narrower
+        yield _grid(table)
+        if left_out:
+            yield Text(f"left out, for lack of room: {', '.join(left_out)}", style="dim")
+
+
+def _grid(table: Table) -> "RenderableType":
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415
     from rich.table import Table as Grid  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for column in table.columns:
-        grid.add_column(
-            column.name, justify="right" if column.is_number else "left", overflow="fold"
-        )
+    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for n, column in enumerate(table.columns):
+        if column.is_number:
+            width = max((len(row.cells[n]) for row in table.rows), default=1)
+            grid.add_column(column.name, justify="right", min_width=width, overflow="fold")
+        else:
+            grid.add_column(column.name, overflow="fold")
     for row in table.rows:
         grid.add_row(*(Text(cell) for cell in row.cells), style=_STYLES[row.tone])
     return grid
