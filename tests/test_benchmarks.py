@@ -33,3 +33,11 @@ def test_the_main_job_writes_its_report(tmp_path: Path) -> None:
     report = (tmp_path / "report.txt").read_text()
     assert re.search(r"1  fuse_conv_bn +changed +53 ", report)
     assert json.loads((tmp_path / "report.json").read_text())["verification"]["ok"] is True
+
+
+def test_fewer_operations_are_dispatched() -> None:
+    (row,) = _lines("bench_dispatched.py", "--dry", "--models", "mobilenet_v2")
+    _, name, before, fuse, ours, *_ = (cell.strip() for cell in row.split("|"))
+    kernels = [int(cell.rpartition("(")[2].rstrip(")")) for cell in (before, fuse, ours)]
+    assert name == "mobilenet_v2"
+    assert kernels[2] <= kernels[1] < kernels[0]
