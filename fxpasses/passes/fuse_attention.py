@@ -97,7 +97,18 @@ def dtypes_agree(site: Site, facts: Facts) -> str | None:
             return f"{node.name} is {facts.dtype(node)}, the queries are {dtype}"
     allowed = {dtype, torch.float32} if dtype in _HALVES else {dtype}
     other = next((n for n in site.found.chain if facts.dtype(n) not in allowed), None)
-    return None if other is None else f"{other.name} computes {facts.dtype(other)}, not {dtype}"
+    if other is not None:
+        return f"{other.name} computes {facts.dtype(other)}, not {dtype}"
+    return _wider_bias(site, dtype, facts)
+
+
+def _wider_bias(site: Site, dtype: torch.dtype, facts: Facts) -> str | None:
+    """Kernels and autocast round it to the dtype of the queries, where -inf may come of it."""
+    for bias, _ in site.biases:
+        given = facts.dtype(bias.node)
+        if given is None or (given.is_floating_point and given.itemsize > dtype.itemsize):
+            return f"{bias.node.name} is {given}, the queries are {dtype}"
+    return None
 
 
 def tensors_meet_the_scores_alike(site: Site, facts: Facts) -> str | None:
@@ -130,7 +141,7 @@ def fills_hide_their_scores(site: Site, facts: Facts) -> str | None:
         return "masks fill the scores with several numbers, or with one that is not known"
     if any(facts.dtype(fill.mask) is not torch.bool for fill, _ in site.fills):
         return "a mask is not known to be of true and false"
-    dtype = facts.dtype(site.node)
+    dtype = facts.dtype(site.fills[0][0].by)
     lowest = torch.finfo(dtype).min if dtype is not None and dtype.is_floating_point else -inf
     if site.fill != -inf and not lowest <= site.fill <= max(_HIDING, lowest):
         return f"{site.fill:g} hides a score only where others are not as low"
@@ -248,14 +259,13 @@ def _may_hide_rows(site: Site, facts: Facts) -> bool:
 
 def _surroundings(site: Site, facts: Facts) -> Surroundings:
     dtype = facts.dtype(site.node)
-    wide = torch.float32 if dtype in _HALVES else dtype
     tensors = [link.tensor for link in site.found.links if link.tensor is not None]
     added = [bias.node for bias, _ in site.biases]
     return Surroundings(
         hides_rows=_may_hide_rows(site, facts),
         is_dense=reader_of_layout(site.node, facts) is not None,
         ranks={node: rank for node in tensors if (rank := facts.rank(node)) is not None},
-        casts={node: wide for node in added if wide and facts.dtype(node) not in (dtype, wide)},
+        casts={node: dtype for node in added if dtype and facts.dtype(node) is not dtype},
     )
 
 

@@ -248,6 +248,13 @@ SPELLINGS: dict[str, tuple[Any, tuple[Tensor, ...], list[str]]] = {
         (Q, K, V),
         [],
     ),
+    "half precision, masked in float32": (
+        lambda s, q, k, v, m: (
+            F.softmax(scores(q, k).float().masked_fill(m, MIN), -1).to(q.dtype) @ v
+        ),
+        (Q.bfloat16(), K.bfloat16(), V.bfloat16(), ~KEEP),
+        ["logical_not", "any", "mean", "where"],
+    ),
     "half precision": (
         lambda s, q, k, v: (
             F.softmax(scores(q, k) * 0.5, -1, dtype=torch.float32).to(torch.bfloat16) @ v
@@ -504,6 +511,11 @@ MORE_REFUSED: dict[str, tuple[Any, tuple[Tensor, ...], Condition[Site] | None]] 
         lambda s, q, k, v, m: torch.bmm((torch.bmm(q, k) + m)[0].softmax(-1), v),
         (Q[0], K[0].transpose(1, 2).contiguous(), V[0], KEEP[:1].float()),
         subject.scores_are_only_scaled_and_masked,
+    ),
+    "a bias that half precision does not hold": (
+        lambda s, q, k, v, m: (scores(q, k) + m).softmax(-1).to(q.dtype) @ v,
+        (Q.bfloat16(), K.bfloat16(), V.bfloat16(), torch.where(KEEP, 0.0, MIN)),
+        subject.dtypes_agree,
     ),
     "scores that are read": (
         lambda s, q, k, v: (w := scores(q, k), w.softmax(-1) @ v + w.size(-1))[1],
