@@ -97,6 +97,9 @@ class PassRecord:
     nodes_before: int = 0
     nodes_after: int = 0
     bytes_folded: int = 0
+    bytes_saved: int | None = None
+    """By how much the activations that one forward of the example holds at a time have become
+    less; None where that was not measured."""
     seconds: float = 0.0
 
 

@@ -106,6 +106,8 @@ class GraphPass(ABC):
     numerics: ClassVar[Numerics]
     trains: ClassVar[bool] = False
     """Whether its result may be trained: gradients of what it keeps are equal."""
+    saves_memory: ClassVar[bool] = False
+    """Whether fewer activations are held at a time afterwards, which is then measured."""
     runs_after: ClassVar[tuple[str, ...]] = ()
     """Passes that, where they are in the pipeline too, must come earlier."""
     legal_if: ClassVar[tuple[Condition[Any], ...]] = ()

@@ -26,6 +26,7 @@ from fxpasses.ops.purity import (
     qualified_name,
     raising,
 )
+from fxpasses.ops.saving import OPERANDS_NOT_SAVED, RESULT_SAVED, RESULT_SAVED_IN_PLACE
 from fxpasses.ops.schemas import (  # fmt: skip
     Parameter,
     Schema,
@@ -85,12 +86,15 @@ __all__ = [
     "METADATA_ATTRIBUTES",
     "NN_CLASSES",
     "NORMS",
+    "OPERANDS_NOT_SAVED",
     "POOLS",
     "PURE_METHODS",
     "QUESTIONS",
     "RAISES_MARK",
     "RANDOM",
     "REDUCTIONS",
+    "RESULT_SAVED",
+    "RESULT_SAVED_IN_PLACE",
     "SILENT_WRITERS",
     "SOFTMAXES",
     "TRUSTED_NAMESPACES",

@@ -127,6 +127,7 @@ _COLUMNS: Final = (
     Column("refused", is_number=True),
     Column("nodes", is_number=True),
     Column("folded", is_number=True, spared=1),
+    Column("saved", is_number=True, spared=1),
     Column("numerics", spared=2),
     Column("time", is_number=True, spared=3),
 )
@@ -147,6 +148,7 @@ def _row(run: PassRecord, *, details: bool) -> Row:
             f"{len(run.refusals):,}" if run.refusals else "",
             f"{run.nodes_before:,} -> {run.nodes_after:,}" if moved else f"{run.nodes_before:,}",
             size(run.bytes_folded) if run.bytes_folded else "",
+            "" if run.bytes_saved is None else size(run.bytes_saved),
             run.numerics,
             seconds(run.seconds),
         ),

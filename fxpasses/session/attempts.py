@@ -18,11 +18,12 @@ from fxpasses.core import (
 )
 from fxpasses.core.garbage import collections_paused
 from fxpasses.core.record import PassRecord
-from fxpasses.manager import PassManager, PassRun
+from fxpasses.manager import Observer, PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.search import first_bad
 from fxpasses.session.cuts import Cuts
 from fxpasses.session.folded import Folded, folded_in
+from fxpasses.session.measured import Measured
 from fxpasses.session.settings import Settings
 from fxpasses.verify import Blame, Cut, Verdict, check
 
@@ -130,7 +131,7 @@ class Attempts:
             gate=gate,
             keep_regions=verified,
             on_failure=self.settings.on_failure,
-            observers=[*([cuts] if verified else []), *self.settings.observers],
+            observers=[*self._looking_on(pipeline, cuts), *self.settings.observers],
             effects=self.registry.effects,
         )
         start = time.perf_counter()
@@ -141,6 +142,13 @@ class Attempts:
         self.proposed |= gate.proposed
         kept = [run for run in runs if run.record.position not in left_out]
         return Attempt(program, kept, folded_in(program), cuts=cuts.made)
+
+    def _looking_on(self, pipeline: Group, cuts: Cuts) -> list[Observer]:
+        """An unverified run does not ask for another forward."""
+        arguments = self.captured.arguments
+        if self.settings.level is None or arguments is None:
+            return []
+        return [cuts, Measured(pipeline, arguments)]
 
     def _check(self, attempt: Attempt) -> Verdict:
         return check(

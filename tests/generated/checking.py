@@ -23,6 +23,7 @@ PASSES = {
     "expand_composites": Numerics.ROUNDING,
     "fuse_attention": Numerics.ROUNDING,
     "fuse_conv_bn": Numerics.ROUNDING,
+    "inplace": Numerics.EXACT,
     # Another spelling of the same function.
     "swap_activation{mapping={relu={threshold={threshold=0.0,value=0.0}}}}": Numerics.ROUNDING,
 }

@@ -1,0 +1,81 @@
+"""How many bytes of activations a program holds at a time."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxpasses.capture import Arguments
+from fxpasses.core import Program
+from fxpasses.core.recording import Recording
+from fxpasses.verify.runner import Environment, NoVisitor, modules_of, run_program
+from fxpasses.verify.state import fresh, randomness_restored, tensors_below, untouched
+from fxpasses.verify.structures import tensors_of
+
+Storages = dict[int, int]
+"""Sizes in bytes, by address."""
+
+
+def peak_activations(program: Program, arguments: Arguments) -> int:
+    """The most bytes that values of the graphs take at a time in one forward, measured.
+
+    Arguments and what the model holds do not count, nor what ops use for themselves. Nothing is
+    kept for a backward, and nothing of the model is changed.
+    """
+
+    def run() -> int:
+        args, kwargs = fresh((tuple(arguments.args), dict(arguments.kwargs)))
+        roots = modules_of(program)
+        with untouched(roots, parameters_too=True), randomness_restored():
+            meter = _Meter([*tensors_of((args, kwargs)), *tensors_below(roots).values()])
+            run_program(program, args, kwargs, lambda path, module: _Frame(meter))  # noqa: ARG005
+        return meter.most
+
+    return Recording().run(run)
+
+
+class _Meter:
+    """Adds up what the graphs under way hold: the caller's values live on in a call."""
+
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        self.given = _storages(given)
+        self.frames: list[Storages] = []
+        self.most = 0
+
+    def note(self, held: Storages) -> None:
+        self.frames[-1] = held
+        alive: Storages = {}
+        for frame in self.frames:
+            alive.update(frame)
+        total = sum(size for place, size in alive.items() if place not in self.given)
+        self.most = max(self.most, total)
+
+
+class _Frame(NoVisitor):
+    def __init__(self, meter: _Meter) -> None:
+        self.meter = meter
+
+    def begins(self) -> None:
+        self.meter.frames.append({})
+
+    def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:  # noqa: ARG002  the protocol
+        held = _storages(tensors_of(list(values.values())))
+        self.meter.frames[-1] = held
+        result = run()
+        self.meter.note({**held, **_storages(tensors_of(result))})
+        return result
+
+    def ends(self, output: Any) -> None:  # noqa: ARG002  the protocol
+        self.meter.frames.pop()
+
+
+def _storages(tensors: Iterable[Tensor]) -> Storages:
+    strided = (tensor for tensor in tensors if _is_dense(tensor))
+    storages = (tensor.untyped_storage() for tensor in strided)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
