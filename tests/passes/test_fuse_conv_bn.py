@@ -13,10 +13,12 @@ from torch.nn.utils import parametrizations
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from fxpasses.core import Condition
+from fxpasses.folding import affine
+from fxpasses.folding import norms as subject
+from fxpasses.folding.norms import NormSite as Site
 from fxpasses.manager import apply
 from fxpasses.ops import Op
-from fxpasses.passes import fuse_conv_bn as subject
-from fxpasses.passes.fuse_conv_bn import FuseConvBn, Site
+from fxpasses.passes.fuse_conv_bn import FuseConvBn
 from fxpasses.testing import Model, check_pass
 from fxpasses.text import graph_text
 from tests.support import (
@@ -707,22 +709,22 @@ REFUSED: dict[Condition[Site], Model] = {
     subject.norm_uses_running_statistics: case(
         InARow(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval()
     ),
-    subject.parameters_are_constant: case(WeightComputedAtRunTime()),
-    subject.parameters_are_plain_tensors: case(OddWeight()),
-    subject.nothing_writes_the_parameters: case(StatisticsWritten()),
-    subject.no_parameter_is_trained: case(ConvNorm(), training=True),
+    affine.parameters_are_constant: case(WeightComputedAtRunTime()),
+    affine.parameters_are_plain_tensors: case(OddWeight()),
+    affine.nothing_writes_the_parameters: case(StatisticsWritten()),
+    affine.no_parameter_is_trained: case(ConvNorm(), training=True),
     subject.norm_works_on_the_channels: case(
         InARow(nn.Linear(4, 4), drawn(nn.BatchNorm1d(4))), IMAGE[0, :, :4, :4]
     ),
-    subject.result_keeps_its_dtype: case(FROZEN_WIDE, IMAGE.bfloat16()),
-    subject.nothing_writes_between: case(WrittenBetween()),
-    subject.padding_is_not_shifted: case(
+    affine.result_keeps_its_dtype: case(FROZEN_WIDE, IMAGE.bfloat16()),
+    affine.nothing_writes_between: case(WrittenBetween()),
+    affine.padding_is_not_shifted: case(
         InARow(drawn(nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3, padding=1))
     ),
-    subject.scale_is_finite: case(_dividing_by_zero()),
+    affine.scale_is_finite: case(_dividing_by_zero()),
     subject.little_cancels: case(_far_from_its_mean(1e5), IMAGE + 1e5),
-    subject.weights_fit_their_dtype: case(_out_of_range(3e4, 8), IMAGE.half() * 1e-3),
-    subject.nothing_else_reads_between: case(ConvReadTwice()),
+    affine.weights_fit_their_dtype: case(_out_of_range(3e4, 8), IMAGE.half() * 1e-3),
+    affine.nothing_else_reads_between: case(ConvReadTwice()),
 }
 
 UNBATCHED = torch.randn(4, 6, generator=torch.Generator().manual_seed(4))
@@ -745,19 +747,19 @@ ALSO_REFUSED: list[tuple[Condition[Site], Model]] = [
         case(InARow(drawn(nn.BatchNorm1d(4)), nn.Linear(4, 4)), IMAGE[0, :, :4, :4]),
     ),
     (subject.norm_works_on_the_channels, case(LinearNorm(1, 2), torch.ones(3, 1, 4))),
-    (subject.nothing_writes_between, case(InputWrittenBetween())),
+    (affine.nothing_writes_between, case(InputWrittenBetween())),
     (
-        subject.padding_is_not_shifted,
+        affine.padding_is_not_shifted,
         case(InARow(drawn(nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3, padding="same"))),
     ),
     (
-        subject.padding_is_not_shifted,
+        affine.padding_is_not_shifted,
         case(InARow(drawn(nn.BatchNorm2d(4)), nn.ConvTranspose2d(4, 4, 3))),
     ),
-    (subject.weights_fit_their_dtype, case(_out_of_range(1e-3, 1e-3), IMAGE.half())),
-    (subject.nothing_else_reads_between, case(NormReadTwice())),
-    (subject.nothing_else_reads_between, case(DropoutReadTwice(), ROWS)),
-    (subject.nothing_writes_between, case(DropoutWritten(), ROWS)),
+    (affine.weights_fit_their_dtype, case(_out_of_range(1e-3, 1e-3), IMAGE.half())),
+    (affine.nothing_else_reads_between, case(NormReadTwice())),
+    (affine.nothing_else_reads_between, case(DropoutReadTwice(), ROWS)),
+    (affine.nothing_writes_between, case(DropoutWritten(), ROWS)),
 ]
 
 

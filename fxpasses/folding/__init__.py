@@ -1,0 +1,1 @@
+"""What several passes fold into layers: maps that scale and shift channel by channel."""
