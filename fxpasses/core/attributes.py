@@ -2,7 +2,7 @@
 
 import keyword
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -81,6 +81,32 @@ def remove_unused(module: GraphModule, paths: Iterable[str]) -> list[str]:
     tops = (path for path in gone if "." not in path)
     module.meta[_REMOVED] = tuple(dict.fromkeys((*module.meta.get(_REMOVED, ()), *tops)))
     return gone
+
+
+def settle(module: GraphModule, places: Mapping[str, str]) -> set[str]:
+    """Move submodules, each to the path of one that the graph does not use.
+
+    Only where that holds the same tensors under the same names. Returns the names of the submodules
+    that are moved; who calls them is to be told.
+    """
+    if not places:
+        return set()
+    used, moved = _Used(module), set[str]()
+    own = vars(module)["_modules"]
+    for name, path in places.items():
+        owner, place = holder(module, path)
+        held = vars(owner)["_modules"]
+        if used.names(owner, place) or _tensors(held[place]) != _tensors(own[name]):
+            continue
+        held[place] = own.pop(name)
+        moved.add(name)
+    return moved
+
+
+def _tensors(module: nn.Module) -> dict[str, int]:
+    """The parameters and buffers by name, each as a number."""
+    held = (*module.named_parameters(), *module.named_buffers())
+    return {name: id(tensor) for name, tensor in held}
 
 
 def _delete(module: nn.Module, path: str, used: "_Used") -> bool:

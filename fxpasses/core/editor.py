@@ -56,6 +56,8 @@ class Editor:
         self._added: list[str] = []
         self._numbers: attributes.Numbers = {}
         self._unwanted: list[str] = []
+        self._superseded: list[str] = []
+        self._settling: dict[Node, str] = {}
         self._sealed = False
         self._current: _Rewriting | None = None
 
@@ -110,7 +112,8 @@ class Editor:
             return
         try:
             self._erase_doomed()
-            attributes.remove_unused(self.module, self._unwanted)
+            self._settle()
+            attributes.remove_unused(self.module, [*self._unwanted, *self._superseded])
             if self._created or self._rewired or self._doomed:
                 self.graph.lint()
                 self.module.recompile()
@@ -130,6 +133,8 @@ class Editor:
         self._added.clear()
         self._numbers.clear()
         self._unwanted.clear()
+        self._superseded.clear()
+        self._settling.clear()
         if self._facts is not None:
             self._facts.changed(touched)
 
@@ -282,6 +287,8 @@ class Editor:
                 continue
             touched.update(dict.fromkeys((node, *node.all_input_nodes)))
             self.graph.erase_node(node)
+            if node in self._created and node.target in self._added:
+                self._superseded.append(str(node.target))
         if self._facts is not None:
             self._facts.changed(list(touched))
 
@@ -334,6 +341,23 @@ class Editor:
         """
         self._require_current().applied.erased.append(path)
         self._unwanted.append(path)
+
+    def settle(self, call: Node, path: str) -> None:
+        """Give the module that a new node calls the place at `path` at commit.
+
+        Its tensors then keep the names that they have there. It stays where it is if the graph
+        still uses what is at `path`, or that holds other tensors. Only for graphs that alone read
+        what the module holds: see `Facts.owns_state`.
+        """
+        self._require_current()
+        self._settling[call] = path
+
+    def _settle(self) -> None:
+        calls = {node: path for node, path in self._settling.items() if node not in self._doomed}
+        moved = attributes.settle(self.module, {str(n.target): p for n, p in calls.items()})
+        for node, path in calls.items():
+            if str(node.target) in moved:
+                node.target = path
 
     # -- bookkeeping
 
