@@ -65,10 +65,11 @@ RIGHT: dict[str, dict[str, Any]] = {
     "report": {"details": False},
     "foreign": {"name": None, "numerics": fxpasses.Numerics.EXACT},
     "register": {"name": "other", "numerics": fxpasses.Numerics.EXACT},
-    "apply": {"training": False, "keep_regions": False},
+    "apply": {"training": False, "keep_regions": False, "target": None},
     "PassManager": {
         "training": False,
         "keep_regions": False,
+        "target": None,
         "on_failure": "skip",
         "node_budget": None,
     },

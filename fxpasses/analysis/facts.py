@@ -25,6 +25,7 @@ class GraphFacts:
         *,
         training: bool = False,
         owns_state: bool = True,
+        target: str | None = None,
         declared: Mapping[str, str | tuple[str, ...]] | None = None,
     ) -> None:
         """Facts of the graph as it is now; `changed` has to be told of edits.
@@ -33,12 +34,14 @@ class GraphFacts:
             module: the graph, and what its targets name.
             training: whether the result is to be trained.
             owns_state: whether this graph alone reads what the module holds.
+            target: the type of device that the result is for; None for any.
             declared: effects of custom ops and module classes, by qualified name.
         """
         self.visits = 0
         self._module = module
         self._training = training
         self._owns_state = owns_state
+        self._target = target
         self._declared = {} if declared is None else declared
         self._effects: dict[Node, tuple[object, object, Effects]] = {}
         """With the operands that they are the effects of."""
@@ -58,6 +61,10 @@ class GraphFacts:
     @property
     def owns_state(self) -> bool:
         return self._owns_state
+
+    @property
+    def target(self) -> str | None:
+        return self._target
 
     def effects(self, node: Node) -> Effects:
         known = self._effects.get(node)

@@ -63,6 +63,11 @@ class Facts(Protocol):
         """
         ...
 
+    @property
+    def target(self) -> str | None:
+        """The type of device that the result is for; None where it is for any."""
+        ...
+
     def effects(self, node: Node) -> Effects: ...
     def may_alias(self, a: Node, b: Node) -> bool:
         """Whether `a` and `b` may share memory."""

@@ -132,6 +132,7 @@ class GraphPass(ABC):
         facts: Facts,
         *,
         legal_if: Iterable[Condition[Any]] | None = None,
+        worthwhile_if: Iterable[Condition[Any]] | None = None,
     ) -> Refusal | None:
         """The first condition that does not hold at a site, or None: it may be rewritten.
 
@@ -140,9 +141,11 @@ class GraphPass(ABC):
             site: what the conditions are given.
             facts: of the graph.
             legal_if: some of the conditions, where others are asked at another time.
+            worthwhile_if: likewise.
         """
         legal_if = self.legal_if if legal_if is None else legal_if
-        for legal, conditions in ((False, legal_if), (True, self.worthwhile_if)):
+        worthwhile_if = self.worthwhile_if if worthwhile_if is None else worthwhile_if
+        for legal, conditions in ((False, legal_if), (True, worthwhile_if)):
             for condition in conditions:
                 if reason := condition(site, facts):
                     remedy = self.remedies.get(condition, "")

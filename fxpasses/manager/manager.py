@@ -48,6 +48,7 @@ class PassManager:
         training: bool = False,
         gate: Gate | None = None,
         keep_regions: bool = False,
+        target: str | None = None,
         on_failure: Literal["raise", "skip"] = "raise",
         node_budget: int | None = None,
         observers: Sequence[Observer] = (),
@@ -60,6 +61,7 @@ class PassManager:
             training: whether the result is to be trained.
             gate: which rewrites may happen; all of them if None.
             keep_regions: whether every rewrite keeps the pieces of graph a verifier compares.
+            target: the type of device that the result is for: "cpu", "cuda"; None for any.
             on_failure: whether a pass that fails ends the run, or is left out and reported.
             node_budget: how many nodes one pass may add; by default ten times those it finds,
                 and at least 10,000.
@@ -73,12 +75,13 @@ class PassManager:
         check_order(instance(pipeline, "pipeline", Group, "what Registry.resolve returns"))
         flag(training, "training")
         flag(keep_regions, "keep_regions")
+        one_of(target, "target", (None, "cpu", "cuda"))
         one_of(on_failure, "on_failure", ("raise", "skip"))
         count_of(node_budget, "node_budget", "nodes")
         self.pipeline = pipeline
         self.notes: list[str] = []
         """What a person should know of the last run, such as a group that reached its bound."""
-        self._settings = Settings(training, keep_regions, node_budget, effects or {})
+        self._settings = Settings(training, keep_regions, target, node_budget, effects or {})
         self._gate = gate or Gate()
         self._on_failure = on_failure
         self._observers = observers
@@ -180,6 +183,7 @@ class PassManager:
                 module,
                 training=self._settings.training,
                 owns_state=path == "",
+                target=self._settings.target,
                 declared=self._settings.effects,
             )
         return self._facts[path]
@@ -226,6 +230,7 @@ def apply(
     *,
     training: bool = False,
     keep_regions: bool = False,
+    target: str | None = None,
 ) -> PassResult:
     """Run one pass on one graph module, which is changed: for tests and for authors of passes.
 
@@ -236,7 +241,9 @@ def apply(
     instance(graph_pass, "graph_pass", GraphPass, "an instance of a GraphPass")
     instance(graph_module, "graph_module", GraphModule, "a torch.fx.GraphModule")
     program = Program(graph_module, {"": graph_module})
-    manager = PassManager(Group((graph_pass,)), training=training, keep_regions=keep_regions)
+    manager = PassManager(
+        Group((graph_pass,)), training=training, keep_regions=keep_regions, target=target
+    )
     (run,) = manager.run(program)
     rewrites = tuple(applied for applied in run.applied.get("", []))
     return PassResult(graph_module, rewrites, tuple(run.refusals))

@@ -55,6 +55,7 @@ class Settings:
 
     training: bool = False
     keep_regions: bool = False
+    target: str | None = None
     node_budget: int | None = None
     effects: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict[str, str])
 

@@ -130,6 +130,7 @@ class Attempts:
             training=self.settings.training,
             gate=gate,
             keep_regions=verified,
+            target=self.settings.target,
             on_failure=self.settings.on_failure,
             observers=[*self._looking_on(pipeline, cuts), *self.settings.observers],
             effects=self.registry.effects,

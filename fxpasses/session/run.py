@@ -70,8 +70,10 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         FxPassesError: one of its kinds; nothing has been changed then. What the model itself
             raises on the example is shown, as its cause.
     """
+    device = device_of(target)
     settings = Settings(
         training=_mode_of(model, training),
+        target=None if device is None else device.type,
         level=level_of(verify),
         on_failure=one_of(on_failure, "on_failure", _AFTER_FAILURES),
         skip=texts(skip, "skip", _IDS),
@@ -80,7 +82,6 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         observers=observers_of(observers),
     )
     session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
-    device = device_of(target)
     copy, fallback = flag(copy, "copy"), flag(fallback, "fallback")
     guard_weights = flag(guard_weights, "guard_weights")
     with surroundings_kept(), own_generator():
@@ -108,13 +109,15 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     only: Iterable[str] | None = None,
 ) -> Record:
     """What `run` would do, as a record: the passes run on a fork that is thrown away."""
+    device = None if target is None else named_device(target)
     settings = Settings(
         training=_mode_of(model, training),
+        target=None if device is None else device.type,
         skip=texts(skip, "skip", _IDS),
         only=None if only is None else texts(only, "only", _IDS),
     )
     session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
-    session.record.target = None if target is None else str(named_device(target))
+    session.record.target = None if device is None else str(device)
     session.record.dry_run = True
     with surroundings_kept(), own_generator():
         session.optimise(session.capture())

@@ -21,6 +21,8 @@ class Settings:
     """How passes are run and checked."""
 
     training: bool
+    target: str | None = None
+    """The type of device that the result is for; None: any."""
     level: Level | None = None
     """How the result is verified; None: not at all."""
     on_failure: OnFailure = "raise"
