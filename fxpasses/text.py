@@ -2,7 +2,7 @@
 
 from torch.fx import GraphModule, Node
 
-from fxpasses.ops import op_of
+from fxpasses.ops import label_of
 
 
 def graph_text(module: GraphModule) -> str:
@@ -22,7 +22,7 @@ def graph_text(module: GraphModule) -> str:
 
 
 def _call(node: Node, inputs: str) -> str:
-    return "input" if node.op == "placeholder" else f"{op_of(node) or _target(node)}({inputs})"
+    return "input" if node.op == "placeholder" else f"{label_of(node) or _target(node)}({inputs})"
 
 
 def _target(node: Node) -> str:

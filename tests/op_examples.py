@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fxpasses.nn import ConvUnit, LinearUnit
 from fxpasses.ops import ACTIVATIONS, BINARY, UNARY, Op
 
 
@@ -393,6 +395,28 @@ def _asserts() -> list[Example]:
 X = tensor(2, 3, 4)
 V = tensor(4)
 
+
+def _units() -> list[Example]:
+    """A unit that adds and activates, and two in which nothing follows the layer."""
+    weight, x, y = nn.Parameter(tensor(4, 4, 3)), spread(2, 4, 6), spread(2, 4, 6)
+    bare = {"weight": weight, "stride": (1,), "padding": (1,), "dilation": (1,)}
+    convolved, transposed = (f(x, weight, padding=1) for f in (F.conv1d, F.conv_transpose1d))
+    return [
+        Example(
+            {"input": x, "residual": y},
+            modules={ConvUnit: {**bare, "adds": True, "activation": "relu"}},
+            expected=F.relu(convolved + y),
+        ),
+        Example({"input": x}, modules={ConvUnit: bare}, expected=convolved, seen_as=Op.CONV),
+        Example(
+            {"input": x},
+            modules={ConvUnit: {**bare, "transposed": True}},
+            expected=transposed,
+            seen_as=Op.CONV_TRANSPOSE,
+        ),
+    ]
+
+
 EXAMPLES: dict[Op, list[Example]] = {
     **_elementwise(),
     Op.CONV: _convolutions(transposed=False),
@@ -401,6 +425,21 @@ EXAMPLES: dict[Op, list[Example]] = {
         Example(
             {"input": tensor(2, 3), "weight": tensor(4, 3), "bias": tensor(4)},
             {"in_features": 3, "out_features": 4},
+        )
+    ],
+    Op.CONV_UNIT: _units(),
+    Op.LINEAR_UNIT: [
+        Example(
+            {"input": tensor(2, 3), "residual": tensor(2, 4)},
+            modules={
+                LinearUnit: {
+                    "weight": nn.Parameter(tensor(4, 3)),
+                    "adds": True,
+                    "activation": "leaky_relu",
+                    "options": {"negative_slope": 0.1},
+                }
+            },
+            expected=F.leaky_relu(F.linear(tensor(2, 3), tensor(4, 3)) + tensor(2, 4), 0.1),
         )
     ],
     Op.BILINEAR: [

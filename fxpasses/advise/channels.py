@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from fxpasses.advise.advice import Finding, Kind
 from fxpasses.advise.subject import Subject
-from fxpasses.views import Conv, Linear, Weighted, view_at
+from fxpasses.views import Conv, Weighted, first_layer_at
 
 _UNIT: Final = 8
 _REMEDY: Final = f"round up to a multiple of {_UNIT}, or pad the weights with zeros"
@@ -16,7 +16,7 @@ _REMEDY: Final = f"round up to a multiple of {_UNIT}, or pad the weights with ze
 def odd_channels(subject: Subject) -> Iterator[Finding]:
     for graph in subject.graphs():
         for node in graph.nodes:
-            layer = view_at(node, Conv, Linear)
+            layer = first_layer_at(node)
             odd = {} if layer is None else _odd(layer)
             if odd:
                 told = " and ".join(

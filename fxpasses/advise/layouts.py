@@ -13,7 +13,7 @@ from fxpasses.advise.advice import Finding, Kind
 from fxpasses.advise.subject import Captured, Subject
 from fxpasses.core import VALUE, Known, TensorInfo, attribute
 from fxpasses.ops import VIEWS, Op, op_of
-from fxpasses.views import Conv
+from fxpasses.views import Conv, ConvOfUnit, view_at
 
 _SPLIT: Final = "leave channels, rows and columns in their axes between convolutions"
 _REMEDIES: Final[Mapping[Op | None, str]] = {
@@ -34,7 +34,7 @@ _UNKNOWN: Final = _Unknown()
 
 def lost_layouts(subject: Subject) -> Iterator[Finding]:
     for graph in subject.graphs():
-        convolutions = [conv for node in graph.nodes if (conv := Conv.at(node))]
+        convolutions = [conv for node in graph.nodes if (conv := view_at(node, Conv, ConvOfUnit))]
         if len(convolutions) > 1:
             yield from _losses(graph, convolutions)
 
@@ -117,7 +117,9 @@ class _Layouts:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             for node in graph.nodes:
                 value = self._value(node)
-                self.values[node] = _channels_last(value) if Conv.at(node) else value
+                self.values[node] = (
+                    _channels_last(value) if view_at(node, Conv, ConvOfUnit) else value
+                )
 
     def _value(self, node: Node) -> Any:
         if node.op == "placeholder":

@@ -8,11 +8,24 @@ from torch.fx import Node
 
 from fxpasses.core import MODULE_STACK, ORIGIN, VALUE, TensorInfo, source_of
 from fxpasses.diagram.scene import Box, Family, Modules, Sign
-from fxpasses.ops import ACTIVATIONS, MATMULS, NORMS, POOLS, SOFTMAXES, VIEWS, Op, module_of, op_of
+from fxpasses.ops import (
+    ACTIVATIONS,
+    MATMULS,
+    NORMS,
+    POOLS,
+    SOFTMAXES,
+    UNITS,
+    VIEWS,
+    Op,
+    label_of,
+    module_of,
+    op_of,
+)
 
 _ITEMS_SHOWN: Final = 3
 _WIDTH: Final = 36
 _LAYERS: Final = MATMULS | {
+    *UNITS,
     *(Op.CONV, Op.CONV_TRANSPOSE, Op.LINEAR, Op.BILINEAR, Op.EMBEDDING, Op.EMBEDDING_BAG),
 }
 _FAMILIES: Final = (
@@ -40,7 +53,7 @@ def box_of(node: Node, sign: Sign, *, badges: tuple[str, ...] = ()) -> Box:
     op = _known_op(node)
     path = modules_of(node)
     return Box(
-        title=_cut(str(op) if op else _called(node)),
+        title=_cut(_title(node, op)),
         name=_cut(_short_name(node, path)),
         value=_cut(value_of(node)),
         notes=tuple(_notes(node, badges)),
@@ -105,6 +118,10 @@ def _known_op(node: Node) -> Op | None:
         return op_of(node)
     except (AttributeError, AssertionError):  # a graph that is broken can be drawn, too
         return None
+
+
+def _title(node: Node, op: Op | None) -> str:
+    return (label_of(node) if op in UNITS else op) or _called(node)
 
 
 def _called(node: Node) -> str:

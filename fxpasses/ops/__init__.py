@@ -50,6 +50,7 @@ from fxpasses.ops.sets import (
     REDUCTIONS,
     SOFTMAXES,
     UNARY,
+    UNITS,
     VIEWS,
 )
 from fxpasses.ops.signatures import (
@@ -68,6 +69,7 @@ from fxpasses.ops.tables import VOCABULARY
 from fxpasses.ops.vocabulary import (
     index_by,
     is_number,
+    label_of,
     op_of,
     op_of_function,
     op_of_module,
@@ -99,6 +101,7 @@ __all__ = [
     "SOFTMAXES",
     "TRUSTED_NAMESPACES",
     "UNARY",
+    "UNITS",
     "VIEWS",
     "VOCABULARY",
     "Composite",
@@ -123,6 +126,7 @@ __all__ = [
     "is_pure",
     "is_raising",
     "kept",
+    "label_of",
     "module_of",
     "named",
     "named_parts",

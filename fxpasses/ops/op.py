@@ -17,6 +17,10 @@ class Op(StrEnum):
     EMBEDDING = auto()
     EMBEDDING_BAG = auto()
 
+    # Fused units: a layer, maybe a sum, maybe an activation
+    CONV_UNIT = auto()
+    LINEAR_UNIT = auto()
+
     # Norms
     BATCH_NORM = auto()
     INSTANCE_NORM = auto()

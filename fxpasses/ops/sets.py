@@ -10,6 +10,9 @@ SOFTMAXES: Final = frozenset({Op.SOFTMAX, Op.LOG_SOFTMAX, Op.SOFTMIN, Op.GUMBEL_
 ACTIVATIONS: Final = frozenset(ACTIVATION_TABLE) - SOFTMAXES
 """Non-linear functions between layers. All but `GLU` work element by element."""
 
+UNITS: Final = frozenset({Op.CONV_UNIT, Op.LINEAR_UNIT})
+"""A layer with what follows it. A unit in which nothing follows is the layer."""
+
 NORMS: Final = frozenset(
     {
         *(Op.BATCH_NORM, Op.INSTANCE_NORM, Op.LAYER_NORM, Op.GROUP_NORM, Op.RMS_NORM),

@@ -13,7 +13,7 @@ from fxpasses.ops.modules import computes_as, is_plain, kept, module_of
 from fxpasses.ops.op import Op
 from fxpasses.ops.purity import qualified_name
 from fxpasses.ops.schemas import schema_of, schemas_of_function
-from fxpasses.ops.sets import BINARY, QUESTIONS
+from fxpasses.ops.sets import BINARY, QUESTIONS, UNITS
 from fxpasses.ops.signatures import arguments_of
 from fxpasses.ops.spelling import Spellings
 from fxpasses.ops.tables import VOCABULARY
@@ -61,6 +61,17 @@ def op_of(node: Node) -> Op | None:
             return None
     refine = _REFINED.get(op) if op is not None else None
     return refine(node) if refine else op
+
+
+def label_of(node: Node) -> str | None:
+    """The name of the op; of a unit, those of all that it computes: `conv+add+relu`."""
+    op = op_of(node)
+    if op is None or op not in UNITS:
+        return op
+    unit = module_of(node)
+    added = Op.ADD if getattr(unit, "adds", False) else None
+    parts = (_bare_layer(op, unit), added, getattr(unit, "activation", None))
+    return "+".join(part for part in parts if part)
 
 
 def op_of_module(module: nn.Module) -> Op | None:
@@ -151,6 +162,21 @@ def _of_two(reduction: Op, binary: Op) -> Callable[[Node], Op | None]:
     return refine
 
 
+def _unit(op: Op) -> Callable[[Node], Op]:
+    def refine(node: Node) -> Op:
+        unit = module_of(node)
+        follows = getattr(unit, "adds", False) or getattr(unit, "activation", None) is not None
+        return op if follows else _bare_layer(op, unit)
+
+    return refine
+
+
+def _bare_layer(op: Op, unit: nn.Module) -> Op:
+    if op is Op.LINEAR_UNIT:
+        return Op.LINEAR
+    return Op.CONV_TRANSPOSE if getattr(unit, "transposed", False) else Op.CONV
+
+
 def _where(node: Node) -> Op | None:
     return Op.WHERE if len(arguments_of(node)) > 1 else None
 
@@ -162,6 +188,8 @@ def _cast(node: Node) -> Op | None:
 
 _REFINED: Final[Mapping[Op | None, Callable[[Node], Op | None]]] = {
     Op.CONV: _conv,
+    Op.CONV_UNIT: _unit(Op.CONV_UNIT),
+    Op.LINEAR_UNIT: _unit(Op.LINEAR_UNIT),
     Op.MAX_POOL: _with_indices(Op.MAX_POOL, Op.MAX_POOL_WITH_INDICES),
     Op.ADAPTIVE_MAX_POOL: _with_indices(Op.ADAPTIVE_MAX_POOL, Op.ADAPTIVE_MAX_POOL_WITH_INDICES),
     Op.FRACTIONAL_MAX_POOL: _with_indices(

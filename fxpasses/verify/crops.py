@@ -34,7 +34,7 @@ from fxpasses.core import Region
 from fxpasses.verify.float64 import unaffected
 from fxpasses.verify.made_up import drawn
 from fxpasses.verify.regions import needed, owned
-from fxpasses.views import BatchNorm, Conv, Window, is_affine, view_at, window_of
+from fxpasses.views import BatchNorm, Conv, ConvOfUnit, Window, is_affine, view_at, window_of
 
 _SAMPLES = 4
 """Of so many samples at most a piece is made."""
@@ -52,6 +52,10 @@ class Likeness:
     window: Window
     is_affine: bool
 
+    def then(self, following: Window, *, is_affine: bool) -> "Likeness":
+        """How what is computed of the result follows from the maps."""
+        return Likeness(self.window.then(following), self.is_affine and is_affine)
+
     def beside(self, other: "Likeness") -> "Likeness | None":
         """How the two together do; None if their places differ."""
         window = self.window.beside(other.window)
@@ -65,7 +69,8 @@ def likeness_of(region: Region, index: int) -> Likeness | None:
     where there is no convolution: then nothing costs much.
     """
     nodes = needed(owned(region), index)
-    ranks = {conv.spatial_rank for node in nodes if (conv := Conv.at(node)) is not None}
+    convolutions = (view_at(node, Conv, ConvOfUnit) for node in nodes)
+    ranks = {conv.spatial_rank for conv in convolutions if conv is not None}
     if len(ranks) != 1:
         return None
     rank = ranks.pop()
@@ -87,15 +92,23 @@ def likeness_of(region: Region, index: int) -> Likeness | None:
 def _likeness_of(
     node: Node, rank: int, read: Sequence[Node], moving: Mapping[Node, Likeness]
 ) -> Likeness | None:
-    layer = view_at(node, Conv, BatchNorm)
-    own = window_of(node, rank)
-    if own is None or (layer is not None and read != [layer.input]):
+    own, affine = window_of(node, rank), is_affine(node, read)
+    if own is None:
         return None
-    joined: Likeness | None = moving[read[0]]
-    for other in read[1:]:
-        joined = joined and joined.beside(moving[other])
-    affine = is_affine(node, read)
-    return joined and Likeness(joined.window.then(own), joined.is_affine and affine)
+    layer = view_at(node, Conv, ConvOfUnit, BatchNorm)
+    if layer is None:
+        joined = moving[read[0]]
+        for other in read[1:]:
+            beside = joined.beside(moving[other])
+            if beside is None:
+                return None
+            joined = beside
+        return joined.then(own, is_affine=affine)
+    residual = layer.residual if isinstance(layer, ConvOfUnit) else None
+    if {layer.input, residual} - {None} != set(read) or layer.input is residual:
+        return None
+    result = moving[layer.input].then(own, is_affine=affine)
+    return result if residual is None else result.beside(moving[residual])
 
 
 def cropped(borders: Mapping[Node, Any], alike: Likeness) -> dict[Node, Any] | None:

@@ -2,9 +2,26 @@
 
 from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant, view_at
-from fxpasses.views.elementwise import Activation, Binary, Dropout, Identity, Softmax, seen_through
+from fxpasses.views.elementwise import (
+    Activation,
+    Binary,
+    Dropout,
+    Identity,
+    Negation,
+    Softmax,
+    seen_through,
+)
 from fxpasses.views.fused_attention import Surroundings, fused
-from fxpasses.views.layers import Conv, Linear, Weighted, same_settings
+from fxpasses.views.layers import (
+    STARTS,
+    Conv,
+    ConvOfUnit,
+    Linear,
+    LinearOfUnit,
+    Weighted,
+    first_layer_at,
+    same_settings,
+)
 from fxpasses.views.local import Window, is_affine, window_of
 from fxpasses.views.norms import BatchNorm, Norm
 from fxpasses.views.pools import Pool
@@ -14,6 +31,7 @@ from fxpasses.views.shapes import Cast, Cat, Flatten, Permute, Reduce, Reshape, 
 from fxpasses.views.written_attention import WrittenAttention, written_attention
 
 __all__ = [
+    "STARTS",
     "Activation",
     "Attention",
     "BatchNorm",
@@ -22,13 +40,16 @@ __all__ = [
     "Cast",
     "Cat",
     "Conv",
+    "ConvOfUnit",
     "Dropout",
     "Factor",
     "Fill",
     "Flatten",
     "Identity",
     "Linear",
+    "LinearOfUnit",
     "Matmul",
+    "Negation",
     "Norm",
     "Permute",
     "Pool",
@@ -43,6 +64,7 @@ __all__ = [
     "WrittenAttention",
     "constant",
     "fused",
+    "first_layer_at",
     "is_affine",
     "is_alike_for_keys",
     "negated",

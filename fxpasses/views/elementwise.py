@@ -51,6 +51,13 @@ class Binary(View):
 
 
 @dataclass(frozen=True)
+class Negation(View):
+    """The value with the other sign."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.NEG,))
+
+
+@dataclass(frozen=True)
 class Softmax(View):
     """Softmax, its logarithm, or of the negative."""
 

@@ -1,8 +1,8 @@
-"""Convolutions and linear layers."""
+"""Convolutions and linear layers, alone and at the start of a unit."""
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fxpasses.core import Editor, Fold
 from fxpasses.ops import Op, with_arguments
-from fxpasses.views.base import View
+from fxpasses.views.base import View, view_at
 from fxpasses.views.spatial import Spatial
 
 _CONTAINERS = {k: type(v) for k, v in vars(nn.Module()).items() if isinstance(v, (dict, set))}
@@ -50,12 +50,14 @@ class Weighted(View):
         A module is not changed: the new call has a module of its own, of the same class and
         settings, without hooks. New parameters require gradients where the old weight did.
         """
-        if self.module is not None:
+        if self.module is not None and self.arguments.get("weight") is None:
             return self._with_module(edit, self.module, weight, bias)
         changed = {
             name: None if fold is None else self._constant(edit, name, fold)
             for name, fold in (("weight", weight), ("bias", bias))
         }
+        if self.module is not None:  # a unit that is given its parameters
+            return edit.copy(self.node, **changed)
         found = with_arguments(self.node, changed)
         assert found is not None, "a view is made of a call whose operands are known"
         args, kwargs = found
@@ -93,7 +95,7 @@ class Conv(Weighted, Spatial):
 
     @property
     def is_transposed(self) -> bool:
-        return self.op is Op.CONV_TRANSPOSE
+        return self.op is Op.CONV_TRANSPOSE or self.operand("transposed") is True
 
     @property
     def groups(self) -> int:
@@ -140,6 +142,50 @@ class Linear(Weighted):
     """`input @ weight.T + bias`."""
 
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.LINEAR,))
+
+
+@dataclass(frozen=True)
+class _Start(Weighted):
+    """The layer that a unit starts with: `activation(layer(input) + residual)`.
+
+    Its parameters and its input are those of the layer, its result is the unit's.
+    """
+
+    @property
+    def residual(self) -> Any:
+        """What is added to the layer's output; None where nothing is."""
+        return self.operand("residual") if self.operand("adds") else None
+
+    @property
+    def activation(self) -> str | None:
+        """What is done last, by the name of the op."""
+        return self.operand("activation")
+
+
+@dataclass(frozen=True)
+class ConvOfUnit(_Start, Conv):
+    """The convolution that a unit starts with."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.CONV_UNIT,))
+
+
+@dataclass(frozen=True)
+class LinearOfUnit(_Start, Linear):
+    """The linear layer that a unit starts with."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.LINEAR_UNIT,))
+
+
+def first_layer_at(node: object) -> Weighted | None:
+    """The convolution or linear layer that a call is, or starts with.
+
+    For what concerns the input of the layer; what concerns its output asks `Conv` and `Linear`,
+    which no unit is in which something follows.
+    """
+    return view_at(node, *STARTS)
+
+
+STARTS: Final[tuple[type[Weighted], ...]] = (Conv, Linear, ConvOfUnit, LinearOfUnit)
 
 
 def same_settings(module: nn.Module) -> nn.Module:

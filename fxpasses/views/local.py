@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from fxpasses.ops import DROPOUTS, ELEMENTWISE, Op, op_of
-from fxpasses.views.base import View
+from fxpasses.views.base import View, view_at
 from fxpasses.views.elementwise import Dropout
-from fxpasses.views.layers import Conv
+from fxpasses.views.layers import Conv, ConvOfUnit
 from fxpasses.views.norms import BatchNorm
 
 
@@ -47,12 +47,13 @@ class Window:
 def window_of(node: Node, rank: int) -> Window | None:
     """The window of one call, if it computes every place along the last `rank` axes alike.
 
-    Each sample is computed by itself, too. What lies around the map counts as zeros. None where
+    Of a unit it is that of its input: a residual is read place by place. Each sample is computed
+    by itself, too. What lies around the map counts as zeros. None where
     the call looks at the whole map, at its size, or at what is not known.
     """
     op = op_of(node)
-    if op is Op.CONV:
-        return _window_of_conv(Conv.at(node), rank)
+    if op in (Op.CONV, Op.CONV_UNIT):
+        return _window_of_conv(view_at(node, Conv, ConvOfUnit), rank)
     if op is Op.BATCH_NORM:
         norm = BatchNorm.at(node)
         alike = norm is not None and norm.uses_running_statistics
@@ -85,6 +86,8 @@ def is_affine(node: Node, moving: Collection[Node]) -> bool:
 
 def _window_of_conv(conv: Conv | None, rank: int) -> Window | None:
     if conv is None or conv.spatial_rank != rank or conv.padding_mode != "zeros":
+        return None
+    if conv.is_transposed:
         return None
     sizes = conv.kernel_size
     settings = (*conv.dilation, *conv.stride)

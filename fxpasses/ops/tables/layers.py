@@ -45,6 +45,9 @@ LAYER_TABLE: dict[Op, Spellings] = {
     Op.BILINEAR: spell("bilinear", modules=(nn.Bilinear,)),
     Op.EMBEDDING: spell("embedding", modules=(nn.Embedding,)),
     Op.EMBEDDING_BAG: spell(functions=(F.embedding_bag,), modules=(nn.EmbeddingBag,)),
+    # Fused units
+    Op.CONV_UNIT: spell(classes=("fxpasses.nn.ConvUnit",)),
+    Op.LINEAR_UNIT: spell(classes=("fxpasses.nn.LinearUnit",)),
     # Norms
     Op.BATCH_NORM: spell(
         "batch_norm",
