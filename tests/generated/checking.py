@@ -22,8 +22,10 @@ PASSES = {
     "dce": Numerics.EXACT,
     "expand_composites": Numerics.ROUNDING,
     "fuse_attention": Numerics.ROUNDING,
+    "fold_scale": Numerics.ROUNDING,
     "fuse_conv_bn": Numerics.ROUNDING,
     "inplace": Numerics.EXACT,
+    "fuse_conv_bn_relu": Numerics.ROUNDING,
     # Another spelling of the same function.
     "swap_activation{mapping={relu={threshold={threshold=0.0,value=0.0}}}}": Numerics.ROUNDING,
 }

@@ -78,5 +78,8 @@ def test_a_wrong_pass_is_found() -> None:
     for number in range(40):
         torch.manual_seed(0)
         module, inputs = written(random.Random(number).choice)
-        found += [wrong(Model(module.eval(), inputs), [drops_activations]) or ""]
+        try:
+            found += [wrong(Model(module.eval(), inputs), [drops_activations]) or ""]
+        except RuntimeError as error:  # what follows may take what an activation makes alone
+            found.append(str(error))
     assert any(found)
