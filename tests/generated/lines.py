@@ -126,8 +126,10 @@ def layer(w: Writer) -> None:
         out = w.write(f"{function}({name}, {text}.weight, {text}.bias)")
     else:
         out = w.write(f"{text}({name})")
-    if out is not None and kind in ("conv", "linear") and w.choose((True, True, False)):
-        norm(w, out)
+    if out is not None and kind in ("conv", "linear"):
+        follow = w.choose((norm, norm, scale, None))
+        if follow is not None:
+            follow(w, out)
 
 
 def norm(w: Writer, name: str) -> None:
@@ -135,6 +137,13 @@ def norm(w: Writer, name: str) -> None:
     kind = _NORMS.get(value.dim())
     if kind is not None:
         w.write(f"{w.hold('norm', _settled(kind(value.shape[1])).to(value.dtype))}({name})")
+
+
+def scale(w: Writer, name: str) -> None:
+    """A constant factor or summand, one or two of them."""
+    for _ in range(w.choose((1, 2))):
+        made = w.write(w.choose((f"{name} * 1.5", f"0.5 - {name}", f"{name} / 2")))
+        name = made or name
 
 
 def _made(w: Writer, kind: str, value: Tensor) -> nn.Module | None:
