@@ -57,6 +57,8 @@ class Folds:
         self._folds: dict[int, Fold] = {}
         self._by_address: dict[int, Tensor] | None = None
         self._aliases: set[int] = set()
+        self._without_gradient: dict[int, tuple[Tensor, int]] = {}
+        """With how many folds there were."""
 
     def fold(
         self,
@@ -103,7 +105,18 @@ class Folds:
         for key in list(self._folds)[length:]:
             del self._folds[key]
             self._aliases.discard(key)
+        noted = self._without_gradient.items()
+        self._without_gradient = {k: (t, n) for k, (t, n) in noted if n < length}
         self._by_address = None
+
+    def drop_gradient(self, tensor: Tensor) -> None:
+        """Note that the result computes no gradient of `tensor`: it is zero but for rounding."""
+        self._without_gradient[id(tensor)] = tensor, len(self)
+
+    @property
+    def without_gradient(self) -> frozenset[int]:
+        """The tensors, by identity, whose gradient is zero and is not computed any more."""
+        return frozenset(self._without_gradient)
 
     def add(self, fold: Fold) -> Fold:
         self._folds[id(fold.value)] = fold

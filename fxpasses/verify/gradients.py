@@ -132,8 +132,9 @@ def check_gradients(
             _check_own_step(findings, runs, optimised, example, old)
         if findings.failed:
             return
+        rate = _rate(theirs, old)
         for side, found in ((ours, new), (theirs, old)):
-            _descend(side, found)
+            _descend(side, found, rate)
 
 
 def _backward(
@@ -232,7 +233,7 @@ def _check_own_step(
     optional = cast("Sequence[Tensor | None]", found)
     for key, gradient in zip(held, optional, strict=True):
         expected = truth.parameters.get(key)
-        comparable = key in truth.parameters and key not in through_folds
+        comparable = key in truth.parameters and key not in through_folds | folds.without_gradient
         if comparable and (gradient is None) != (expected is None):
             message = "a parameter has a gradient on one side only"
         elif gradient is not None and not bool(torch.isfinite(gradient).all()):
@@ -241,13 +242,17 @@ def _check_own_step(
     findings.add("gradient", f"{example.name}, own dtype", message=message)
 
 
-def _descend(side: Side, found: Gradients) -> None:
-    """One step against the gradient, of a thousandth of the size of the weights."""
+def _rate(side: Side, found: Gradients) -> float:
+    """That of a step of a thousandth of the size of the weights."""
     moved = [(side.standins[k], g) for k, g in found.parameters.items() if g is not None]
     size = sum(float(p.detach().square().sum()) for p, _ in moved) ** 0.5
     slope = sum(float(g.square().sum()) for _, g in moved) ** 0.5
-    if not slope:
-        return
+    return _STEP * size / slope if slope else 0.0
+
+
+def _descend(side: Side, found: Gradients, rate: float) -> None:
+    """One step against the gradient."""
     with torch.no_grad():
-        for parameter, gradient in moved:
-            parameter.sub_(gradient, alpha=_STEP * size / slope)
+        for key, gradient in found.parameters.items():
+            if gradient is not None:
+                side.standins[key].sub_(gradient, alpha=rate)

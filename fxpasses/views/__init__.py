@@ -2,6 +2,7 @@
 
 from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant, view_at
+from fxpasses.views.constant_products import ConstantProduct
 from fxpasses.views.elementwise import (
     Activation,
     Binary,
@@ -26,6 +27,7 @@ from fxpasses.views.local import Window, is_affine, window_of
 from fxpasses.views.norms import BatchNorm, Norm
 from fxpasses.views.pools import Pool
 from fxpasses.views.products import Attention, Matmul
+from fxpasses.views.rows import rows_of
 from fxpasses.views.score_links import Bias, Factor, Fill, is_alike_for_keys, negated
 from fxpasses.views.shapes import Cast, Cat, Flatten, Permute, Reduce, Reshape, Split
 from fxpasses.views.written_attention import WrittenAttention, written_attention
@@ -39,6 +41,7 @@ __all__ = [
     "Binary",
     "Cast",
     "Cat",
+    "ConstantProduct",
     "Conv",
     "ConvOfUnit",
     "Dropout",
@@ -69,6 +72,7 @@ __all__ = [
     "is_alike_for_keys",
     "negated",
     "reads_only_metadata",
+    "rows_of",
     "same_settings",
     "seen_through",
     "view_at",

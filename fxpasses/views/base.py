@@ -63,6 +63,13 @@ class View:
             found[name] = _stored(self.module, name) if of_module else constant(value)
         return found[name]
 
+    def path(self, name: str) -> str | None:
+        """Where the graph's module holds the tensor that an operand is, if it is such a tensor."""
+        value = self.arguments.get(name)
+        if value is None and self.module is not None:
+            return None if self.tensor(name) is None else f"{self.node.target}.{name}"
+        return attribute_path(value)
+
     @cached_property
     def _tensors(self) -> dict[str, Tensor | None]:
         """What `tensor` has answered."""
@@ -125,6 +132,11 @@ def constant(value: Any) -> Tensor | None:
     for step in path:
         owner = getattr(owner, step, None)
     return _stored(owner, name)
+
+
+def attribute_path(value: Any) -> str | None:
+    """Where the module holds what an operand is, if it is an attribute."""
+    return str(value.target) if isinstance(value, Node) and value.op == "get_attr" else None
 
 
 def _stored(owner: Any, name: str) -> Tensor | None:

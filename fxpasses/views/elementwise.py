@@ -1,5 +1,6 @@
 """Activations, arithmetic, softmax, dropout."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -7,8 +8,18 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxpasses.ops import ACTIVATIONS, BINARY, DROPOUTS, SOFTMAXES, Op
+from fxpasses.core import Editor
+from fxpasses.ops import (
+    ACTIVATIONS,
+    BINARY,
+    DROPOUTS,
+    SOFTMAXES,
+    Op,
+    reads_only_metadata,
+    with_arguments,
+)
 from fxpasses.views.base import View, ViewT, view_at
+from fxpasses.views.layers import same_settings
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,16 @@ class Activation(View):
     def is_in_place(self) -> bool:
         """Whether it is asked to write its input by `inplace=True`; `effects` knows every form."""
         return bool(self.operand("inplace"))
+
+    def out_of_place(self, edit: Editor) -> Node | None:
+        """The same call, but for `inplace=True`; None where that is part of its name."""
+        if self.module is not None:
+            made = same_settings(self.module)
+            vars(made)["inplace"] = False
+            near = str(self.node.target).rpartition(".")[2]
+            return edit.call_module(made, near, *self.node.args, **self.node.kwargs)
+        found = with_arguments(self.node, {"inplace": False})
+        return None if found is None else edit.copy(self.node, args=found[0], **found[1])
 
 
 @dataclass(frozen=True)
@@ -115,3 +136,26 @@ def seen_through(value: object, *kinds: type[ViewT]) -> tuple[ViewT | None, tupl
             return None, ()
         passing.append(view.node)
         value = view.operand("input")
+
+
+def carried(edit: Editor, first: Node, passing: Sequence[Node], new: Node) -> tuple[Node, Node]:
+    """Make copies of what hands on the value of `first`, in order, that hand on `new`.
+
+    Who asks for a size, and the like, asks the new ones. Returns the last of the old and of the
+    new nodes.
+    """
+    old = first
+    _repoint(edit, old, new)
+    for node in passing:
+        with edit.before(node):
+            made = edit.copy(node)
+        edit.rewire(made, old, new)
+        _repoint(edit, node, made)
+        old, new = node, made
+    return old, new
+
+
+def _repoint(edit: Editor, old: Node, new: Node) -> None:
+    for reader in list(old.users):
+        if reads_only_metadata(reader, old):
+            edit.rewire(reader, old, new)

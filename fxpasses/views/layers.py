@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
@@ -74,17 +75,21 @@ class Weighted(View):
         return edit.call_module(made, near, *self.node.args, **self.node.kwargs)
 
     def _constant(self, edit: Editor, name: str, fold: Fold) -> Node:
-        """What the old weight is, the new one is too: parameter, buffer or plain attribute."""
-        old, value = self.tensor("weight"), fold.value
-        if isinstance(old, nn.Parameter):
-            value = self._parameter(edit, fold)
-        elif any(buffer is old for buffer in edit.module.buffers()):
-            value = edit.buffer(fold)
-        return edit.constant(value, f"{self.node.name}_{name}")
+        return constant_like(edit, self.weight, fold, f"{self.node.name}_{name}")
 
     def _parameter(self, edit: Editor, fold: Fold) -> nn.Parameter:
         old = self.tensor("weight")
         return edit.parameter(fold, requires_grad=old is not None and old.requires_grad)
+
+
+def constant_like(edit: Editor, old: Tensor, fold: Fold, near: str) -> Node:
+    """What the old tensor is, the new one is too: parameter, buffer or plain attribute."""
+    value = fold.value
+    if isinstance(old, nn.Parameter):
+        value = edit.parameter(fold, requires_grad=old.requires_grad)
+    elif any(buffer is old for buffer in edit.module.buffers()):
+        value = edit.buffer(fold)
+    return edit.constant(value, near)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,12 @@ class Conv(Weighted, Spatial):
         """`zeros`, `reflect`, `replicate` or `circular`; functions know zeros alone."""
         return self.operand("padding_mode", "zeros")
 
+    def with_tensors(self, edit: Editor, weight: Node, bias: Node | None) -> Node:
+        """The same convolution, of zero padding, with tensors that the graph computes."""
+        function = (F.conv1d, F.conv2d, F.conv3d)[self.spatial_rank - 1]
+        settings = (self.stride, self.padding, self.dilation, self.groups)
+        return edit.call_function(function, self.input, weight, bias, *settings)
+
     @property
     def pads_with_values(self) -> bool:
         """Whether the border of the input may be padded at all."""
@@ -142,6 +153,15 @@ class Linear(Weighted):
     """`input @ weight.T + bias`."""
 
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.LINEAR,))
+
+    def with_tensors(self, edit: Editor, weight: Node, bias: Node | None) -> Node:
+        """The same product with tensors that the graph computes."""
+        return linear_of(edit, self.input, weight, bias)
+
+
+def linear_of(edit: Editor, value: Node, weight: Node, bias: Node | None) -> Node:
+    """`value @ weight.T + bias`, as a new call."""
+    return edit.call_function(F.linear, value, weight, bias)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from fxpasses.testing.behaviour import Behaviour, behaviour_of, difference_betwe
 PASSES = {
     "constant_fold": Numerics.ROUNDING,
     "cse": Numerics.EXACT,
+    "merge_linears": Numerics.ROUNDING,
+    "remove_bias_before_bn": Numerics.ROUNDING,
     "simplify": Numerics.ROUNDING,
     "dce": Numerics.EXACT,
     "expand_composites": Numerics.ROUNDING,

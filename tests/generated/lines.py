@@ -107,6 +107,9 @@ _CONVS = {3: (nn.Conv1d, nn.ConvTranspose1d), 4: (nn.Conv2d, nn.ConvTranspose2d)
 
 def layer(w: Writer) -> None:
     """A convolution, a linear layer or a norm; one that is there already, or a new one."""
+    if w.choose((*(False,) * 7, True)):
+        several_layers(w)
+        return
     name = w.floats(2, 3, 4)
     if name is None:
         return
@@ -132,11 +135,40 @@ def layer(w: Writer) -> None:
             follow(w, out)
 
 
+def several_layers(w: Writer) -> None:
+    """Products of one value, read in many ways, and sums of products."""
+    name = w.floats(2, 3, 4)
+    if name is None:
+        return
+    last = w.names[name].shape[-1]
+    made = [_product(w, name, last) for _ in range(w.choose((2, 2, 3, 5)))]
+    known = [text for text in made if text is not None]
+    for text in known:
+        forms = ("{}.sigmoid()", "{}.view(-1)", "F.relu({}, inplace=True)", "{}.mul_(2)", "{} * 2")
+        w.write(w.choose(forms).format(text))
+    if len(known) > 1 and w.choose((True, False)):
+        w.write(f"{known[0]} + {known[1]}")
+
+
+def _product(w: Writer, name: str, last: int) -> str | None:
+    dtype, width = w.names[name].dtype, w.choose((4, last, 3))
+    if w.choose((True, False)):
+        drawn = torch.rand((last, width), generator=torch.Generator().manual_seed(width))
+        return w.write(f"{name} @ {w.hold('p', nn.Parameter(drawn.to(dtype)))}")
+    layer = nn.Linear(last, width, bias=w.choose((True, False))).to(dtype)
+    other = w.choose((name, name, f"{name}.cos()"))
+    return w.write(f"{w.hold('linear', layer)}({other})")
+
+
 def norm(w: Writer, name: str) -> None:
     value = w.names[name]
     kind = _NORMS.get(value.dim())
-    if kind is not None:
-        w.write(f"{w.hold('norm', _settled(kind(value.shape[1])).to(value.dtype))}({name})")
+    if kind is None:
+        return
+    made = _settled(kind(value.shape[1]))
+    if w.choose((True, False)):
+        made = kind(value.shape[1], track_running_stats=False)
+    w.write(f"{w.hold('norm', made.to(value.dtype))}({name})")
 
 
 def scale(w: Writer, name: str) -> None:
