@@ -429,6 +429,10 @@ def test_the_order_of_permuted_axes(forward: Any, order: tuple[int, ...]) -> Non
     assert the_view(traced(forward), Permute).order(4) == order
 
 
+def test_the_axes_of_a_number_are_none() -> None:
+    assert the_view(traced(lambda m, x: x.transpose(0, -1)), Permute).order(0) == ()
+
+
 def test_sizes_given_one_by_one_or_as_one_node() -> None:
     one_by_one = the_view(traced(lambda m, x: x.view(x.size(0), -1)), Reshape)
     at_once = the_view(traced(lambda m, x: x.view(x.size())), Reshape)

@@ -44,6 +44,8 @@ class Permute(View):
 
     def order(self, rank: int) -> tuple[int, ...]:
         """For each axis of the result the axis of the input, all counted from the front."""
+        if rank == 0:  # of which torch takes the axes 0 and -1 all the same
+            return ()
         if self.op is Op.PERMUTE:
             return tuple(dim % rank for dim in self.operand("dims"))
         order = list(range(rank))
