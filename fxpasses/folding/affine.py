@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from fxpasses.analysis.constants import is_ordinary
 from fxpasses.core import Condition, Editor, Facts, Fold, widened
-from fxpasses.views import Conv, Flatten, Weighted, reads_only_metadata
+from fxpasses.views import Conv, Flatten, Weighted, carried
 
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
@@ -256,32 +256,12 @@ def fold(site: Site, edit: Editor) -> Node:
         fused = site.layer.with_parameters(edit, weight, bias)
     result = fused
     if site.is_in_front:
-        old, new = _carried(edit, site, site.affine.input)
+        old, new = carried(edit, site.first, site.passing, site.affine.input)
         edit.rewire(fused, old, new)
     else:
-        _, result = _carried(edit, site, fused)
+        _, result = carried(edit, site.first, site.passing, fused)
     edit.replace(site.last, result, absorbing=site.between)
     return fused
-
-
-def _carried(edit: Editor, site: Site, new: Node) -> tuple[Node, Node]:
-    """Copies of what lies between, that read `new`; the last of the old ones, and of the copies."""
-    old = site.first
-    _repoint(edit, old, new)
-    for node in site.passing:
-        with edit.before(node):
-            made = edit.copy(node)
-        edit.rewire(made, old, new)
-        _repoint(edit, node, made)
-        old, new = node, made
-    return old, new
-
-
-def _repoint(edit: Editor, old: Node, new: Node) -> None:
-    """Let who asks for the size of `old`, and the like, ask `new`, which has the same."""
-    for reader in list(old.users):
-        if reads_only_metadata(reader, old):
-            edit.rewire(reader, old, new)
 
 
 def _folded(site: Site, edit: Editor, formula: Formula) -> Fold:

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxpasses.core import Condition, Editor, Facts, Numerics, Rewrite
-from fxpasses.views import BatchNorm, Conv, Linear, seen_through, view_at
-from fxpasses.views.elementwise import carried
+from fxpasses.views import BatchNorm, Conv, Linear, carried, seen_through, view_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from fxpasses.views.elementwise import (
     Identity,
     Negation,
     Softmax,
+    carried,
     seen_through,
 )
 from fxpasses.views.fused_attention import Surroundings, fused
@@ -65,6 +66,7 @@ __all__ = [
     "Weighted",
     "Window",
     "WrittenAttention",
+    "carried",
     "constant",
     "first_layer_at",
     "fused",
