@@ -292,11 +292,17 @@ def test_a_foreign_pass_is_blamed_for_what_it_did(later: list[str]) -> None:
     assert {blame.pass_name for blame in caught.value.blame} == {"zero_weights"}
 
 
+def folded(result: nn.Module) -> int:
+    """The norms that were folded."""
+    passes = fxpasses.report(result).record.passes
+    return sum(len(one.rewrites) for one in passes if one.name == "fuse_conv_bn")
+
+
 def test_only_the_foreign_pass_is_left_out() -> None:
     model = ConvNet().eval()
     result = fxpasses.run(model, [zero_weights, "inference"], (IMAGE,), on_failure="skip")
     assert verification(result).undone == ["zero_weights"]
-    assert len(fxpasses.report(result).record.passes[2].rewrites) == 1
+    assert folded(result) == 1
     torch.testing.assert_close(result(IMAGE), model(IMAGE))
 
 
@@ -311,7 +317,7 @@ def test_a_foreign_pass_may_move_values_on_the_way() -> None:
     model = ConvNet().eval()
     result = fxpasses.run(model, [shift_scales, "inference"], (IMAGE,))
     assert verification(result).ok is True
-    assert len(fxpasses.report(result).record.passes[2].rewrites) == 1
+    assert folded(result) == 1
     torch.testing.assert_close(result(IMAGE), model(IMAGE))
 
 
