@@ -35,7 +35,7 @@ def _layer(path: str) -> str:
 
 def _is_quantized(module: nn.Module) -> bool:
     state = vars(module)
-    tensors = chain(state["_parameters"].values(), state["_buffers"].values())
+    tensors = chain(*(state.get(name, {}).values() for name in ("_parameters", "_buffers")))
     if any(tensor is not None and tensor.is_quantized for tensor in tensors):
         return True
     if type(module).__module__.startswith(_PLAIN_LAYERS):

@@ -10,7 +10,7 @@ linear, and in front of it the map may meet a unit.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final, TypeAlias
@@ -243,6 +243,11 @@ REMEDIES: Final[Mapping[Condition[Any], str]] = {
     "output, where that is meant",
 }
 """What to do where one of these does not hold, said of a norm."""
+
+
+def remedies_of(conditions: Sequence[Condition[Any]]) -> dict[Condition[Any], str]:
+    """What to do about those of the conditions that are told here."""
+    return {one: REMEDIES[one] for one in conditions if one in REMEDIES}
 
 
 # -- the rewrite

@@ -15,6 +15,7 @@ RESULT_SAVED: Final = frozenset(
         *(Op.FRACTIONAL_MAX_POOL_WITH_INDICES, Op.POW, Op.HYPOT, Op.COPYSIGN, Op.SQRT, Op.RSQRT),
         *(Op.RECIPROCAL, Op.EXP, Op.EXP2, Op.EXPM1, Op.TAN, Op.PROD, Op.AMAX, Op.AMIN),
         *(Op.AMINMAX, Op.MAX, Op.MIN, Op.STD, Op.STD_MEAN, Op.NORM, Op.VECTOR_NORM),
+        *(Op.CONV_UNIT, Op.LINEAR_UNIT),  # of their activation
         *(Op.LOGSUMEXP, Op.MEDIAN, Op.CUMPROD, Op.TOPK, Op.SORT, Op.ARGSORT, Op.EMBEDDING_BAG),
     }
 )

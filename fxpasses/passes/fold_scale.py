@@ -222,7 +222,7 @@ class FoldScale(GraphPass):
     )
     worthwhile_if: ClassVar[tuple[Condition[Any], ...]] = (affine.nothing_else_reads_between,)
     remedies: ClassVar[Mapping[Condition[Any], str]] = {
-        **affine.REMEDIES,
+        **affine.remedies_of((*legal_if, *worthwhile_if)),
         constant_is_no_dividend: "nothing: the quotient is not linear",
         constant_is_finite: "look at the constant",
         constant_is_one_number_a_channel: "give the constant the shape [channels, 1, 1], or pass "
