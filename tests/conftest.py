@@ -1,12 +1,5 @@
 """What holds for every test: one thread, one seed, nothing global left changed."""
 
-import os
-
-# One thread a worker, before torch is loaded: workers share the cores, and what programs are drawn
-# from must not hang on how work is split.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
 from collections.abc import Iterator
 
 import pytest

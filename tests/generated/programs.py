@@ -6,6 +6,7 @@ line that raises is left out.
 
 import linecache
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -102,7 +103,10 @@ class Writer:
         """Add `name = right`; None where it raises. Tensors in a tuple get names too."""
         name = f"v{len(self.lines)}"
         try:
-            made = eval(right, self.names)
+            with warnings.catch_warnings():
+                # Some of torch's come once a process: the same line would raise once, and then run.
+                warnings.simplefilter("ignore")
+                made = eval(right, self.names)
         except Exception:  # what cannot be run is no part of the program
             return None
         self.lines.append(f"{name} = {right}")
