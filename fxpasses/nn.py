@@ -4,6 +4,7 @@ In plain torch they compute what the calls that they stand for do, bit by bit; a
 each of them to one kernel.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -34,7 +35,7 @@ _CONVOLUTIONS: Final = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED: Final = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-class Unit(nn.Module):
+class Unit(nn.Module, ABC):
     """A layer with weights and what follows it: `activation(layer(input) + residual)`.
 
     The parameters are the unit's own, or are given with each call, where they are kept elsewhere.
@@ -99,8 +100,9 @@ class Unit(nn.Module):
         in_place = {"inplace": True} if written else {}
         return getattr(F, self.activation)(out, **dict(self.options), **in_place)
 
+    @abstractmethod
     def _layer(self, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """What the layer makes of its input."""
 
     def extra_repr(self) -> str:
         shown = [*self._settings(), *(["add"] if self.adds else [])]
@@ -109,9 +111,9 @@ class Unit(nn.Module):
             shown.append(f"{self.activation}({options})" if options else self.activation)
         return ", ".join(shown)
 
+    @abstractmethod
     def _settings(self) -> list[str]:
         """What the layer inside shows of itself."""
-        raise NotImplementedError
 
 
 class ConvUnit(Unit):

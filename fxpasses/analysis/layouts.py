@@ -9,6 +9,26 @@ from fxpasses.core import Facts, is_replaced
 from fxpasses.ops import Op, bind, op_of, reads_only_metadata
 
 _ASKING: Final = frozenset({Op.VIEW_AS, Op.AS_STRIDED, Op.STRIDE, Op.GETATTR})
+_LEAVES_LAYOUT: Final = frozenset({Op.CONTIGUOUS, Op.LINEAR, Op.SIZE, Op.RANK, Op.NUMEL, Op.ITEM})
+"""What they give is laid out the same, whatever the layout of the operand."""
+
+
+def reader_of_layout(node: Node, facts: Facts) -> Node | None:
+    """A node that may do something else if the strides were others, the output among them."""
+    stack, seen = [node], {node}
+    while stack:
+        for user in stack.pop().users:
+            op = op_of(user)
+            if _asks(user, op, facts):
+                return user
+            if op not in _LEAVES_LAYOUT and user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return None
+
+
+def _asks(user: Node, op: Op | None, facts: Facts) -> bool:
+    return user.op == "output" or op is Op.VIEW or op in _ASKING or facts.effects(user).unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,15 +234,15 @@ REMEDIES: Final[Mapping[Condition[Any], str]] = {
     "is not to be trained",
     result_keeps_its_dtype: "keep layer and norm in one dtype, or pass example_inputs so that "
     "the dtypes are known",
-    nothing_writes_between: "take the in-place call between the layer and the norm away",
-    padding_is_not_shifted: "nothing: the padding is not what the norm would make of it; a "
-    "norm behind the layer could be folded",
+    nothing_writes_between: "take the in-place call between the two away",
+    padding_is_not_shifted: "nothing: the padding is not what a shift would make of it; behind "
+    "the layer it could be folded",
     scale_is_finite: "look at the norm: its running variance and eps are 0 in a channel",
     weights_fit_their_dtype: "run the passes in float32 and convert the result, or use bfloat16",
-    nothing_else_reads_between: "nothing: others need the value; let them read the norm's "
-    "output, where that is meant",
+    nothing_else_reads_between: "nothing: others need the value; let them read what comes "
+    "of it, where that is meant",
 }
-"""What to do where one of these does not hold, said of a norm."""
+"""What to do where one of these does not hold."""
 
 
 def remedies_of(conditions: Sequence[Condition[Any]]) -> dict[Condition[Any], str]:

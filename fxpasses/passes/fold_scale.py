@@ -231,8 +231,6 @@ class FoldScale(GraphPass):
         "example_inputs so that the dtypes are known",
         no_write_is_seen: "replace the in-place call by the plain one",
         little_cancels: "centre the values before they reach the model",
-        affine.padding_is_not_shifted: "nothing: the padding is not what the constant would make "
-        "of it; behind the layer it could be folded",
     }
 
     def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:

@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 import torch
 from torch.fx import Node
 
-from fxpasses.analysis.layout import reader_of_layout
+from fxpasses.analysis.layouts import reader_of_layout
 from fxpasses.analysis.magnitudes import beginning_of_rows, largest_magnitude
 from fxpasses.core import Condition, Editor, Facts, Numerics, Rewrite, is_replaced
 from fxpasses.views import (

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from torch.fx import GraphModule, Node
 
-from fxpasses.analysis.layout import reader_of_layout
+from fxpasses.analysis.layouts import reader_of_layout
 from fxpasses.core import (
     Condition,
     Editor,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import torch
 from torch.fx import Node
 
-from fxpasses.analysis.layout import reader_of_layout
+from fxpasses.analysis.layouts import reader_of_layout
 from fxpasses.core import Condition, Editor, Facts, Numerics, Rewrite
 from fxpasses.ops import FACTORIES, Op, op_of
 from fxpasses.views import Binary, Cast, Cat, Dropout, Flatten, Permute, Reshape, View

@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxpasses.capture import Arguments
+from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.core import Program
 from fxpasses.core.recording import Recording
+from fxpasses.verify.raised import ProgramError, raised_by
 from fxpasses.verify.runner import Environment, NoVisitor, modules_of, run_program
 from fxpasses.verify.state import fresh, randomness_restored, tensors_below, untouched
 from fxpasses.verify.structures import tensors_of
@@ -18,8 +20,10 @@ Storages = dict[int, int]
 """Sizes in bytes, by address."""
 
 
-def peak_activations(program: Program, arguments: Arguments) -> int:
+def peak_activations(program: Program, arguments: Arguments) -> int | None:
     """The most bytes that values of the graphs take at a time in one forward, measured.
+
+    None where the program raises: that is for the verifier to judge.
 
     Arguments and what the model holds do not count, nor what ops use for themselves. Nothing is
     kept for a backward, and nothing of the model is changed.
@@ -30,10 +34,14 @@ def peak_activations(program: Program, arguments: Arguments) -> int:
         roots = modules_of(program)
         with untouched(roots, parameters_too=True), randomness_restored():
             meter = _Meter([*tensors_of((args, kwargs)), *tensors_below(roots).values()])
-            run_program(program, args, kwargs, lambda path, module: _Frame(meter))  # noqa: ARG005
+            with raised_by(program):
+                run_program(program, args, kwargs, lambda path, module: _Frame(meter))  # noqa: ARG005
         return meter.most
 
-    return Recording().run(run)
+    try:
+        return Recording().run(run)
+    except (ProgramError, GuardMiss):
+        return None
 
 
 class _Meter:
