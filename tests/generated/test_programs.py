@@ -19,7 +19,7 @@ from fxpasses.testing import Model
 from tests.generated.checking import PASSES, changing, pipeline, wrong
 from tests.generated.lines import written
 
-EXAMPLES = int(os.environ.get("FXPASSES_EXAMPLES", "1000"))
+EXAMPLES = int(os.environ.get("FXPASSES_EXAMPLES", "2000"))
 PARTS = 8
 """Each a test of its own, so that they can run side by side."""
 VERIFIED = 16

@@ -14,10 +14,8 @@ PASSES = "fuse_conv_bn,constant_fold,dce"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=SUBJECTS, ids=lambda subject: subject.name)
-def case(request: pytest.FixtureRequest) -> tuple[Subject, nn.Module, GraphModule]:
-    subject: Subject = request.param
-    torch.set_num_threads(1)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_a_real_model(subject: Subject) -> None:
     model = subject.build()
     keys = list(model.state_dict())
     versions = [tensor._version for tensor in model.state_dict(keep_vars=True).values()]
@@ -26,26 +24,26 @@ def case(request: pytest.FixtureRequest) -> tuple[Subject, nn.Module, GraphModul
 
     assert list(model.state_dict()) == keys
     assert [t._version for t in model.state_dict(keep_vars=True).values()] == versions
-    return subject, model, result
+    is_verified(result)
+    every_foldable_norm_is_folded(subject, result)
+    is_captured(subject, result)
+    other_sizes_are_equal(subject, model, result)
 
 
-def test_is_verified(case: tuple[Subject, nn.Module, GraphModule]) -> None:
-    _, _, result = case
+def is_verified(result: GraphModule) -> None:
     verification = fxpasses.report(result).record.verification
     assert verification.ok is True, str(fxpasses.report(result))
     assert verification.undone == []
     assert verification.forwards <= 8
 
 
-def test_every_foldable_norm_is_folded(case: tuple[Subject, nn.Module, GraphModule]) -> None:
-    subject, _, result = case
+def every_foldable_norm_is_folded(subject: Subject, result: GraphModule) -> None:
     (fuse, *_) = fxpasses.report(result).record.passes
     assert fuse.name == "fuse_conv_bn"
     assert len(fuse.rewrites) == subject.foldable, str(fxpasses.report(result))
 
 
-def test_is_captured(case: tuple[Subject, nn.Module, GraphModule]) -> None:
-    subject, _, result = case
+def is_captured(subject: Subject, result: GraphModule) -> None:
     capture = fxpasses.report(result).record.capture
     assert capture.calls_covered is not None
     assert capture.flops_covered is not None
@@ -53,8 +51,7 @@ def test_is_captured(case: tuple[Subject, nn.Module, GraphModule]) -> None:
     assert capture.flops_covered >= subject.flops_covered, str(fxpasses.report(result))
 
 
-def test_other_sizes_are_equal(case: tuple[Subject, nn.Module, GraphModule]) -> None:
-    subject, model, result = case
+def other_sizes_are_equal(subject: Subject, model: nn.Module, result: GraphModule) -> None:
     with torch.no_grad():
         for name, call in {"the example": subject.example(), **subject.others()}.items():
             expected, found = leaves(model(*call)), leaves(result(*call))
