@@ -2,11 +2,10 @@
 
 from typing import Any, Final
 
-import torch
-from torch import Tensor
 from torch.fx import Node
 
-from fxpasses.core import MODULE_STACK, ORIGIN, VALUE, TensorInfo, source_of
+from fxpasses.core import MODULE_STACK, ORIGIN, source_of
+from fxpasses.core.described import value_of
 from fxpasses.diagram.scene import Box, Family, Modules, Sign
 from fxpasses.ops import (
     ACTIVATIONS,
@@ -22,7 +21,6 @@ from fxpasses.ops import (
     op_of,
 )
 
-_ITEMS_SHOWN: Final = 3
 _WIDTH: Final = 36
 _LAYERS: Final = MATMULS | {
     *UNITS,
@@ -35,17 +33,6 @@ _FAMILIES: Final = (
     (POOLS, Family.POOL),
     (VIEWS, Family.VIEW),
 )
-_SHORT: Final = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-}
 
 
 def box_of(node: Node, sign: Sign, *, badges: tuple[str, ...] = ()) -> Box:
@@ -79,38 +66,6 @@ def origin_of(node: Node) -> tuple[str, ...]:
     """The pass that made the node, and the nodes that it stands for; empty where none did."""
     origin = node.meta.get(ORIGIN)
     return tuple(map(str, origin)) if isinstance(origin, tuple) else ()
-
-
-def value_of(node: Node) -> str:
-    """`1x64x56x56 f32`; several values in parentheses; nothing where it is not known."""
-    known = node.meta.get(VALUE)
-    for foreign in ("val", "tensor_meta"):
-        known = node.meta.get(foreign) if known is None else known
-    return _described(known)
-
-
-def _described(known: Any) -> str:
-    if isinstance(known, TensorInfo):
-        return _tensor(known.example_shape, known.dtype)
-    if isinstance(known, Tensor) or _is_like_a_tensor(known):
-        return _tensor(known.shape, known.dtype)
-    if isinstance(known, dict):
-        known = list(known.values())
-    if isinstance(known, tuple | list):
-        items = [_described(item) for item in known[:_ITEMS_SHOWN]]
-        items += ["..."] if len(known) > _ITEMS_SHOWN else []
-        return f"({', '.join(items)})" if any(items) else ""
-    return ""
-
-
-def _is_like_a_tensor(known: Any) -> bool:
-    """As torch's own `TensorMetadata` is."""
-    return hasattr(known, "shape") and hasattr(known, "dtype")
-
-
-def _tensor(shape: Any, dtype: Any) -> str:
-    size = "x".join(map(str, shape)) or "scalar"
-    return f"{size} {_SHORT.get(dtype) or str(dtype).removeprefix('torch.')}"
 
 
 def _known_op(node: Node) -> Op | None:

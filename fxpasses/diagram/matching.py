@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from fxpasses.core import STANDS_FOR
-from fxpasses.diagram.describing import value_of
+from fxpasses.core.described import value_of
 from fxpasses.ops import module_of
 
 

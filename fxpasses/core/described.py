@@ -1,0 +1,54 @@
+"""Values as people read them: shape and dtype."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxpasses.core.values import VALUE, TensorInfo
+
+_ITEMS_SHOWN: Final = 3
+_SHORT: Final = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+def value_of(node: Node) -> str:
+    """`1x64x56x56 f32`; several values in parentheses; nothing where it is not known."""
+    known = node.meta.get(VALUE)
+    for foreign in ("val", "tensor_meta"):
+        known = node.meta.get(foreign) if known is None else known
+    return _described(known)
+
+
+def _described(known: Any) -> str:
+    if isinstance(known, TensorInfo):
+        return _tensor(known.example_shape, known.dtype)
+    if isinstance(known, Tensor) or _is_like_a_tensor(known):
+        return _tensor(known.shape, known.dtype)
+    if isinstance(known, dict):
+        known = list(known.values())
+    if isinstance(known, tuple | list):
+        items = [_described(item) for item in known[:_ITEMS_SHOWN]]
+        items += ["..."] if len(known) > _ITEMS_SHOWN else []
+        return f"({', '.join(items)})" if any(items) else ""
+    return ""
+
+
+def _is_like_a_tensor(known: Any) -> bool:
+    """As torch's own `TensorMetadata` is."""
+    return hasattr(known, "shape") and hasattr(known, "dtype")
+
+
+def _tensor(shape: Any, dtype: Any) -> str:
+    size = "x".join(map(str, shape)) or "scalar"
+    return f"{size} {_SHORT.get(dtype) or str(dtype).removeprefix('torch.')}"
