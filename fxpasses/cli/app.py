@@ -9,6 +9,7 @@ import fxpasses
 from fxpasses.cli.choices import (
     Capturing,
     Checks,
+    Dumping,
     Failure,
     Pipeline,
     Showing,
@@ -166,6 +167,18 @@ def run(  # noqa: PLR0913  each is an option of the command
             "read (.py).",
         ),
     ] = None,
+    dump: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Write the graphs here as every pass leaves them: 00_captured.py, "
+            "01_constant_fold.py and so on.",
+        ),
+    ] = None,
+    dump_changed: Annotated[
+        bool, typer.Option("--dump-changed", help="Of these, only those that a pass has changed.")
+    ] = False,
     report: Report = None,
     json: Json = False,
     details: Details = False,
@@ -181,6 +194,7 @@ def run(  # noqa: PLR0913  each is an option of the command
             Checks(verify, on_failure, stop_after),
             Showing(report, json=json, details=details),
             output,
+            Dumping(dump, changed_only=dump_changed),
         )
 
 

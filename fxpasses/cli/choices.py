@@ -74,6 +74,14 @@ class Checks:
 
 
 @dataclass(frozen=True, slots=True)
+class Dumping:
+    """Where the graphs between passes go, and which of them."""
+
+    folder: Path | None = None
+    changed_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Capturing:
     """How a model becomes graphs, and whether they are shown as code."""
 

@@ -13,12 +13,13 @@ from torch import nn
 import fxpasses
 from fxpasses.capture import graphs_of, infer_arguments
 from fxpasses.cli import files, models
-from fxpasses.cli.choices import Capturing, Checks, Pipeline, Showing, Subject, Verify
+from fxpasses.cli.choices import Capturing, Checks, Dumping, Pipeline, Showing, Subject, Verify
 from fxpasses.cli.inputs import call_of
 from fxpasses.cli.outcome import FAILED, beside, say
 from fxpasses.cli.progress import Bar
 from fxpasses.cli.showing import show
 from fxpasses.core import Group
+from fxpasses.core.code import plain_code
 from fxpasses.core.given import Call
 from fxpasses.errors import FxPassesWarning, RegistryError
 from fxpasses.page.captured import CaptureReport
@@ -35,6 +36,7 @@ def run(
     checks: Checks,
     showing: Showing,
     output: Path | None,
+    dumping: Dumping,
 ) -> None:
     """Optimise, save and report.
 
@@ -61,6 +63,8 @@ def run(
             only=pipeline.only,
             stop_after=checks.stop_after,
             observers=(bar,),
+            dump=dumping.folder,
+            dump_changed=dumping.changed_only,
         )
     report = fxpasses.report(result)
     show(report, showing)
@@ -138,7 +142,7 @@ def capture(subject: Subject, capturing: Capturing, showing: Showing) -> None:
         record = capture_record(captured, how)
         note_coverage(record, captured)
     if capturing.code:
-        typer.echo(files.code_of(graphs_of(captured.program.root)))
+        typer.echo(plain_code(graphs_of(captured.program.root)))
         return
     mode = "training" if subject.train else "eval"
     show(CaptureReport(f"{type(model).__name__}, {mode} mode", record), showing)

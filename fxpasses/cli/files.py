@@ -1,7 +1,7 @@
 """What a command writes, checked before anything that takes long is done."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fxpasses.capture import graphs_of
 from fxpasses.cli.outcome import say
+from fxpasses.core.code import plain_code
 from fxpasses.errors import ArgumentError
 from fxpasses.page.shown import Shown
 
@@ -47,7 +48,7 @@ def write_result(result: GraphModule, path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in _MODULES:
-        path.write_text(code_of(graphs_of(result)), encoding="utf-8")
+        path.write_text(plain_code(graphs_of(result)), encoding="utf-8")
         say(f"written: {path}")
         return
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -59,9 +60,3 @@ def write_result(result: GraphModule, path: Path | None) -> None:
     say(f"written: {path}")
     for line in _ON_LOADING:
         say(line)
-
-
-def code_of(graphs: Mapping[str, GraphModule]) -> str:
-    """The generated code of every graph, under the path of the module that it stands in for."""
-    parts = [f"# {path or 'the model'}\n{one.code.strip()}\n" for path, one in graphs.items()]
-    return "\n\n".join(parts)

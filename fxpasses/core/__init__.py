@@ -4,6 +4,7 @@ from fxpasses.core.applied import Applied, Region, Replacement, cut_region
 from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Effects, Facts
 from fxpasses.core.fold import Fold, Folds, Formula, Watch, memory_of, widened
+from fxpasses.core.history import History, Stage
 from fxpasses.core.nodes import add_node
 from fxpasses.core.pipeline import ForeignPass, Group, Item, check_order, foreign
 from fxpasses.core.program import Program
@@ -54,6 +55,7 @@ __all__ = [
     "Gate",
     "GraphPass",
     "Group",
+    "History",
     "Item",
     "Known",
     "Label",
@@ -66,6 +68,7 @@ __all__ = [
     "Replacement",
     "Rewrite",
     "Source",
+    "Stage",
     "Step",
     "TensorInfo",
     "Watch",

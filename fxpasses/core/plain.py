@@ -36,3 +36,8 @@ def printable(text: str) -> str:
         return text
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "".join(" " if part in ("\\n", "\\r", "\\t") else part for part in shown)
+
+
+def installed_place(source: str) -> str:
+    """A file, or a line in it, without the way to the installed packages."""
+    return source.rpartition("site-packages/")[2]

@@ -7,6 +7,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxpasses.capture import Capture, CapturedModule, capture, entry_of, graphs_of
+from fxpasses.core import Stage
 from fxpasses.core.given import as_call, count_of, shown
 from fxpasses.diagram.building import comparison_of, scene_of
 from fxpasses.diagram.diagram import Diagram
@@ -18,13 +19,13 @@ MOST_BOXES = 150
 
 
 def draw(
-    model: nn.Module | Capture,
+    model: nn.Module | Capture | Stage,
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     most_boxes: int | None = MOST_BOXES,
 ) -> Diagram:
-    """The graph of a result, a GraphModule or a capture; any other model is captured for it.
+    """The graph of a result, a GraphModule, a capture or a stage; others are captured for it.
 
     Args:
         model: What to draw. Nothing of it is changed.
@@ -42,8 +43,8 @@ def draw(
 
 
 def diff(
-    before: nn.Module | Capture,
-    after: nn.Module | Capture,
+    before: nn.Module | Capture | Stage,
+    after: nn.Module | Capture | Stage,
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
@@ -65,7 +66,7 @@ def _graphs(
     model: object, example: tuple[Any, Any], argument: str
 ) -> tuple[str, Mapping[str, GraphModule]]:
     """The name of a model, and its graphs by path."""
-    if isinstance(model, Capture):
+    if isinstance(model, Capture | Stage):
         return _captured(model.program.root)
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{argument} is {shown(model)}: pass a torch.nn.Module or a capture")

@@ -1,5 +1,7 @@
 """Numbers and places as short text."""
 
+from fxpasses.core.plain import installed_place
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -39,6 +41,4 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 def place(source: str | None) -> str:
     """A source line without the way to the installed packages."""
-    if source is None:
-        return "no source line"
-    return source.rpartition("site-packages/")[2]
+    return "no source line" if source is None else installed_place(source)

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from fxpasses import session
-from fxpasses.capture import CapturedModule, calls_of
-from fxpasses.core import Record
+from fxpasses.capture import CapturedModule, calls_of, entry_of
+from fxpasses.core import History, Record
 from fxpasses.core.given import flag
 from fxpasses.errors import ResultError
 from fxpasses.page.contents import page_of
@@ -28,6 +28,22 @@ class Report(Shown):
     """Calls of the result so far: `graph`, `fallback`, and `reasons` of the latter."""
     details: bool = False
     """Whether everything is shown, where a method is not told."""
+    stages: History | None = field(default=None, repr=False, compare=False)
+    """See `history`."""
+
+    @property
+    def history(self) -> History:
+        """The graphs as every pass left them.
+
+        Raises:
+            ResultError: they were not kept, or the result is a copy.
+        """
+        if self.stages is None:
+            raise ResultError(
+                "no history was kept: pass history=True to fxpasses.run. Pickles and deep copies "
+                "of a result are without"
+            )
+        return self.stages
 
     @property
     def dry_run(self) -> bool:
@@ -62,7 +78,9 @@ def report(result: nn.Module, *, details: bool = False) -> Report:
     except ValueError as error:
         raise ResultError(f"the result's record cannot be read: {error}") from error
     flag(details, "details")
-    return Report(record, calls_of(result) if isinstance(result, CapturedModule) else None, details)
+    if not isinstance(result, CapturedModule):
+        return Report(record, None, details)
+    return Report(record, calls_of(result), details, entry_of(result).history)
 
 
 def plan(  # noqa: PLR0913  the options of `run` that a plan can have

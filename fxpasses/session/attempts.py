@@ -10,6 +10,7 @@ from fxpasses.core import (
     Facts,
     GraphPass,
     Group,
+    History,
     Item,
     Numerics,
     Program,
@@ -23,6 +24,7 @@ from fxpasses.registry import Registry
 from fxpasses.search import first_bad
 from fxpasses.session.cuts import Cuts
 from fxpasses.session.folded import Folded, folded_in
+from fxpasses.session.historian import Historian
 from fxpasses.session.measured import Measured
 from fxpasses.session.settings import Settings
 from fxpasses.verify import Blame, Cut, Verdict, check
@@ -38,6 +40,7 @@ class Attempt:
     """The tensors of the result that passes have folded."""
     verdict: Verdict | None = None
     cuts: Sequence[Cut] = ()
+    history: History | None = None
 
     @property
     def failed(self) -> bool:
@@ -125,6 +128,7 @@ class Attempts:
         cuts = Cuts(pipeline)
         verified = self.settings.level is not None and self.captured.arguments is not None
         gate = self.settings.gate(undone.rewrites)
+        historian = self._historian(program, left_out)
         manager = PassManager(
             pipeline,
             training=self.settings.training,
@@ -132,7 +136,11 @@ class Attempts:
             keep_regions=verified,
             target=self.settings.target,
             on_failure=self.settings.on_failure,
-            observers=[*self._looking_on(pipeline, cuts), *self.settings.observers],
+            observers=[
+                *self._looking_on(pipeline, cuts),
+                *([] if historian is None else [historian]),
+                *self.settings.observers,
+            ],
             effects=self.registry.effects,
         )
         start = time.perf_counter()
@@ -142,7 +150,16 @@ class Attempts:
         self.notes = manager.notes
         self.proposed |= gate.proposed
         kept = [run for run in runs if run.record.position not in left_out]
-        return Attempt(program, kept, folded_in(program), cuts=cuts.made)
+        history = None if historian is None else historian.history
+        return Attempt(program, kept, folded_in(program), cuts=cuts.made, history=history)
+
+    def _historian(self, program: Program, left_out: set[int]) -> Historian | None:
+        settings = self.settings
+        if not settings.history and settings.dump is None:
+            return None
+        return Historian(
+            program, self.pipeline, left_out, keep=settings.history, dump=settings.dump
+        )
 
     def _looking_on(self, pipeline: Group, cuts: Cuts) -> list[Observer]:
         """An unverified run does not ask for another forward."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,7 @@ from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.manager import Observer
 from fxpasses.registry import Registry
 from fxpasses.session.arguments import require_module
+from fxpasses.session.dump import dump_to
 from fxpasses.session.placement import device_of, named_device
 from fxpasses.session.settings import OnFailure, Settings, level_of, observers_of, registry_of
 from fxpasses.session.stages import Request, Session
@@ -41,6 +43,9 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
     only: Iterable[str] | None = None,
     stop_after: int | None = None,
     observers: Iterable[Observer] = (),
+    history: bool = False,
+    dump: str | PathLike[str] | None = None,
+    dump_changed: bool = False,
 ) -> GraphModule:
     """Optimise `model` by `passes` and return the result; the model itself stays as it is.
 
@@ -65,6 +70,12 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         only: ids of the only rewrites that may happen.
         stop_after: the number of rewrites to stop after.
         observers: told of the stages and the passes as they run.
+        history: whether the graphs are kept as every pass leaves them, for
+            `report(result).history`. They share their tensors with the result, which holds them
+            as long as it lives; its pickles and deep copies are without.
+        dump: a folder for the graphs as readable Python, `00_captured.py`, `01_constant_fold.py`
+            and so on, each written as soon as its pass has run. Those of an earlier run go.
+        dump_changed: whether only those are written that a pass has changed.
 
     Raises:
         FxPassesError: one of its kinds; nothing has been changed then. What the model itself
@@ -80,6 +91,8 @@ def run(  # noqa: PLR0913  the one entry point; all but two have defaults
         only=None if only is None else texts(only, "only", _IDS),
         stop_after=count_of(stop_after, "stop_after", "rewrites"),
         observers=observers_of(observers),
+        history=flag(history, "history"),
+        dump=dump_to(dump, changed_only=flag(dump_changed, "dump_changed")),
     )
     session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
     copy, fallback = flag(copy, "copy"), flag(fallback, "fallback")

@@ -9,6 +9,7 @@ from fxpasses.core.given import instance, shown
 from fxpasses.errors import ArgumentError
 from fxpasses.manager import Observer
 from fxpasses.registry import Registry
+from fxpasses.session.dump import Dump
 from fxpasses.verify.check import Level
 
 OnFailure = Literal["raise", "skip"]
@@ -30,6 +31,10 @@ class Settings:
     only: frozenset[str] | None = None
     stop_after: int | None = None
     observers: tuple[Observer, ...] = ()
+    history: bool = False
+    """Whether the graphs are kept as every pass leaves them."""
+    dump: Dump | None = None
+    """Where they are written."""
 
     def tell(self, stage: str) -> None:
         for observer in self.observers:

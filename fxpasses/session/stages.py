@@ -135,6 +135,7 @@ class Session:
             weights,
         )
         entry_of(result).guard_weights = guard_weights
+        entry_of(result).history = attempt.history
         if self.request.settings.training:
             # Whoever trains a model evaluates it in between, which its own code does.
             pickle_fallback(result)

@@ -377,3 +377,22 @@ def test_every_command_has_its_help_in_plain_text() -> None:
 
 def test_the_version_is_shown() -> None:
     assert call("--version").stdout == f"fxpasses {fxpasses.__version__}\n"
+
+
+def test_the_graphs_between_passes_are_written(tmp_path: Path) -> None:
+    done = call("run", *CONV_NORM, "--dump", tmp_path / "all")
+    changed = call("run", *CONV_NORM, "--dump", tmp_path / "some", "--dump-changed")
+
+    assert (done.exit_code, changed.exit_code) == (0, 0)
+    names = ["00_captured.py", "01_fuse_conv_bn.py", "02_dce.py"]
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == names
+    assert {path.name for path in (tmp_path / "some").iterdir()} <= set(names)
+
+
+def test_a_folder_that_cannot_be_written_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    done = call("run", *CONV_NORM, "--dump", tmp_path / "file")
+
+    assert done.exit_code == 2
+    assert "it cannot be written to" in done.output

@@ -25,7 +25,7 @@ from fxpasses.capture.result.pattern import Pattern
 from fxpasses.capture.result.steps import count_steps
 from fxpasses.capture.result.undo import Foreseen, Undo, sizes_of
 from fxpasses.capture.twins.graphs import is_picklable
-from fxpasses.core import Watch
+from fxpasses.core import History, Watch
 from fxpasses.errors import FxPassesError, GuardError, ModeError, ResultError, StaleWeightsError
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Entry:
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
         """Modules of the result and those of the fallback that stand for the same."""
         self.calls = Calls()
+        self.history: History | None = None
+        """The stages of the run that has made the module, where they were to be kept."""
 
     def run(self, graph: GraphCall, args: Args, kwargs: dict[str, Any]) -> Any:
         """Serve one call: by `graph` where it holds, else by the module's own code."""
@@ -313,9 +315,9 @@ class Entry:
         made = object.__new__(Entry)
         memo[id(self)] = made
         for key, value in self.__dict__.items():
-            if key not in ("watches", "lineage", "calls"):
+            if key not in ("watches", "lineage", "calls", "history"):
                 made.__dict__[key] = copy.deepcopy(value, memo)
-        made.lineage, made.calls = None, Calls()
+        made.lineage, made.calls, made.history = None, Calls(), None
         made.watches = [w for w in (_copied_watch(watch, memo) for watch in self.watches) if w]
         count_steps(made)
         return made
@@ -328,7 +330,7 @@ class Entry:
         else:
             state["fallback"] = None
             state["pairs"] = []
-        state.update(watches=watches, lineage=None, calls=Calls())
+        state.update(watches=watches, lineage=None, calls=Calls(), history=None)
         if not is_picklable(self.model_class):
             state["model_class"] = None
         return state
