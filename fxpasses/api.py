@@ -3,6 +3,7 @@
 from fxpasses.advise import Advice, advise
 from fxpasses.capture import Capture, capture, release
 from fxpasses.core import GraphPass, Numerics, Rewrite, foreign
+from fxpasses.debug import Explanation, explain
 from fxpasses.diagram import Diagram, diff, draw
 from fxpasses.manager import PassManager, apply
 from fxpasses.page import Report, plan, report
@@ -17,6 +18,7 @@ __all__ = [
     "Advice",
     "Capture",
     "Diagram",
+    "Explanation",
     "GraphPass",
     "Numerics",
     "PassManager",
@@ -29,6 +31,7 @@ __all__ = [
     "capture",
     "diff",
     "draw",
+    "explain",
     "foreign",
     "plan",
     "register",

@@ -226,6 +226,49 @@ def plan(  # noqa: PLR0913  each is an option of the command
         )
 
 
+@app.command(
+    short_help="Which conditions hold where, and which do not.",
+    epilog="Such as: fxpasses explain torchvision:resnet18 --node layer1_0_bn1",
+)
+def explain(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    passes: Passes = "inference",
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default=False, help="This node alone, and what takes its place."
+        ),
+    ] = None,
+    pass_name: Annotated[
+        str | None,
+        typer.Option("--pass", metavar="NAME", show_default=False, help="This pass alone."),
+    ] = None,
+    input: Inputs = None,  # noqa: A002  the name of the option
+    target: Target = None,
+    train: Train = False,
+    skip: Skip = None,
+    only: Only = None,
+    registry: Registries = None,
+    seed: Seed = 0,
+    report: Report = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """Show what the passes saw of MODEL: which conditions each place meets, and near misses."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        commands.explain(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            _pipeline(passes, registry, target, skip, only),
+            Showing(report, json=json, details=details),
+            node,
+            pass_name,
+        )
+
+
 @app.command(short_help="Passes, pipelines and plugins by name.")
 def passes(
     *,

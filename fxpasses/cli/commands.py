@@ -99,6 +99,34 @@ def plan(subject: Subject, pipeline: Pipeline, showing: Showing) -> None:
     show(report, showing)
 
 
+def explain(
+    subject: Subject,
+    pipeline: Pipeline,
+    showing: Showing,
+    node: str | None,
+    pass_name: str | None,
+) -> None:
+    """Report which conditions hold where."""
+    files.require(showing.report, "--report", files.REPORTS)
+    model, call = _made(subject)
+    args, kwargs = call or (None, None)
+    registry, passes = _resolved(pipeline)
+    with beside(), Bar("explaining"):
+        explanation = fxpasses.explain(
+            model,
+            passes,
+            args,
+            kwargs,
+            node=node,
+            pass_name=pass_name,
+            target=pipeline.target,
+            registry=registry,
+            skip=pipeline.skip,
+            only=pipeline.only,
+        )
+    show(explanation, showing)
+
+
 def passes(names: Sequence[str], registries: Sequence[Path], showing: Showing) -> None:
     """List what there is, and what is broken.
 

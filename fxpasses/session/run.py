@@ -120,6 +120,7 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
     registry: Registry | None = None,
     skip: Iterable[str] = (),
     only: Iterable[str] | None = None,
+    observers: Iterable[Observer] = (),
 ) -> Record:
     """What `run` would do, as a record: the passes run on a fork that is thrown away."""
     device = None if target is None else named_device(target)
@@ -128,6 +129,7 @@ def plan(  # noqa: PLR0913  the options of `run` that a plan can have
         target=None if device is None else device.type,
         skip=texts(skip, "skip", _IDS),
         only=None if only is None else texts(only, "only", _IDS),
+        observers=observers_of(observers),
     )
     session = _session(model, passes, (example_inputs, example_kwargs), registry, settings)
     session.record.target = None if device is None else str(device)

@@ -4,6 +4,7 @@ from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant, view_at
 from fxpasses.views.constant_products import ConstantProduct
 from fxpasses.views.elementwise import (
+    HAND_ON,
     Activation,
     Binary,
     Dropout,
@@ -34,6 +35,7 @@ from fxpasses.views.shapes import Cast, Cat, Flatten, Permute, Reduce, Reshape, 
 from fxpasses.views.written_attention import WrittenAttention, written_attention
 
 __all__ = [
+    "HAND_ON",
     "STARTS",
     "Activation",
     "Attention",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -122,6 +122,10 @@ class Identity(View):
     ops: ClassVar[frozenset[Op] | None] = frozenset((Op.IDENTITY, Op.CONTIGUOUS))
 
 
+HAND_ON: Final = (Identity, Dropout)
+"""What may be nothing but the value that it is given."""
+
+
 def seen_through(value: object, *kinds: type[ViewT]) -> tuple[ViewT | None, tuple[Node, ...]]:
     """The view of a value as it was before nodes that hand it on, and those nodes in order.
 
@@ -129,8 +133,8 @@ def seen_through(value: object, *kinds: type[ViewT]) -> tuple[ViewT | None, tupl
     """
     passing: list[Node] = []
     while True:
-        view = view_at(value, *kinds, Identity, Dropout)
-        if not isinstance(view, Identity | Dropout):
+        view = view_at(value, *kinds, *HAND_ON)
+        if not isinstance(view, HAND_ON):
             return view, tuple(reversed(passing))
         if isinstance(view, Dropout) and view.is_active:
             return None, ()
