@@ -11,8 +11,7 @@ luck. What rounding the border does is part of the error on both sides, so a new
 is exact for inputs a rounding away.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,26 +20,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fxpasses.core import TensorInfo
-from fxpasses.verify.distance import outlier_limit
-from fxpasses.verify.float64 import WIDE, unaffected
+from fxpasses.verify.float64 import unaffected
+from fxpasses.verify.losses import MARGIN, Loss, leaf_loss, unit
 from fxpasses.verify.unavailable import first_line
 
-FACTOR = 8
-"""How many times the error of the original a rewrite may make."""
+DRAWS = 5
+"""On how many more sets of values the error must be too large in the same slice.
 
-ROUNDING = 0.5
-"""What one rounding of every element makes, in units of the largest: 0.4 in the mean of squares."""
-
-DRAWS = 3
-"""On how many more sets of values the error must be too large: on one it may be chance."""
-
-_MOVED = 16
-"""By how many roundings those values are moved, so that all that follows rounds otherwise."""
-
-_PIECE = 2**15  # elements
-
-_ABSURD = 2.0**10
-"""An old way that many roundings off may lack a write in between: it gets its own float64 value."""
+On one it may be chance: where a slice holds little but what is left of large numbers that cancel,
+both ways are off by as much, and one time in ten the original by an eighth of that.
+"""
 
 
 class NotComparableError(Exception):
@@ -72,14 +61,14 @@ class Way:
         return self._changed(rounded)
 
     def moved(self, seed: int) -> "Way":
-        """The same way from other borders, some roundings away."""
+        """The same way from other borders, some roundings away: all that follows rounds anew."""
 
         def moved(value: Tensor, kind: TensorInfo | None) -> Tensor:
             if kind is None:
                 return value
             generator = torch.Generator(value.device).manual_seed(seed)
             shares = torch.rand(value.shape, generator=generator, device=value.device)
-            made = value * (1 + _MOVED * _unit(kind.dtype) * (2 * shares - 1))
+            made = value * (1 + MARGIN * unit(kind.dtype) * (2 * shares - 1))
             # What the model has exactly, such as its inputs, it has exactly here as well.
             is_exact = torch.equal(value.to(kind.dtype).to(value.dtype), value)
             return made.to(kind.dtype).to(value.dtype) if is_exact else made
@@ -90,35 +79,6 @@ class Way:
         with unaffected():
             pairs = zip(self.borders, self.kinds, strict=True)
             return [_changed(border, kind, change) for border, kind in pairs]
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The worst of what a new way loses. Errors are relative to the size of the value."""
-
-    error: float = 0.0
-    yardstick: float = 1.0
-    dtype: torch.dtype = torch.float64
-    text: str = ""
-    absurd: bool = False
-
-    @property
-    def ratio(self) -> float:
-        return math.inf if self.text else self.error / self.yardstick
-
-    @property
-    def allowed(self) -> bool:
-        return self.ratio <= FACTOR
-
-    @property
-    def message(self) -> str:
-        """What is lost beyond what may be, in words; "" if nothing."""
-        if self.allowed:
-            return ""
-        return self.text or (
-            f"in {self.dtype} the value is off by {self.error:.1e} of its size, more than "
-            f"{FACTOR} times the {self.yardstick:.1e} that the original is off by there"
-        )
 
 
 def precision_lost(new: Way, old: Way, truth: Any) -> Loss:
@@ -132,15 +92,17 @@ def precision_lost(new: Way, old: Way, truth: Any) -> Loss:
     Raises:
         NotComparableError: nothing can be said.
     """
-    first = loss = _loss(new, old, truth, truth)
-    if first.allowed and not first.absurd:
-        return first
+    loss = _loss(new, old, truth, truth)
+    if loss.allowed and not loss.absurd:
+        return loss
+    lost = None if loss.allowed else loss
     for seed in range(DRAWS):
         there, here = new.moved(seed), old.moved(seed)
         loss = _loss(there, here, _truth(there), _truth(here))
-        if loss.allowed:
-            return loss
-    return loss if first.allowed else first
+        lost = loss if lost is None else lost.again(loss)
+        if lost.allowed:
+            break
+    return lost or loss
 
 
 def _truth(way: Way) -> Any:
@@ -164,112 +126,7 @@ def _loss(new: Way, old: Way, new_truth: Any, old_truth: Any) -> Loss:
         return Loss(text=f"{text}, in the model's own dtypes")
     with unaffected():
         leaves = zip(*map(tree_leaves, (value, expected, new_truth, old_truth)), strict=False)
-        return _largest([_leaf_loss(*leaf) for leaf in leaves])
-
-
-def _largest(losses: Sequence[Loss]) -> Loss:
-    largest = max(losses, key=lambda loss: loss.ratio, default=Loss())
-    return replace(largest, absurd=any(loss.absurd for loss in losses))
-
-
-def _leaf_loss(new: Any, old: Any, new_truth: Any, old_truth: Any) -> Loss:
-    tensors = (new, old, new_truth, old_truth)
-    if not all(isinstance(one, Tensor) for one in tensors) or old.dtype not in WIDE:
-        # Where the model has float64 nothing is finer. Decisions are compared in float64.
-        return Loss()
-    if new.dtype != old.dtype:
-        return Loss(text=f"the dtype is {new.dtype}, not {old.dtype}")
-    if len({(one.shape, one.layout) for one in tensors}) > 1 or old.layout is not torch.strided:
-        return Loss()
-    sums = _Sums(outlier_limit(old_truth))
-    for block in zip(*(_blocks(one.detach()) for one in tensors), strict=True):
-        sums.add(*block)
-    if sums.lost:
-        text = f"in {old.dtype} {sums.lost} of {old.numel()} elements are NaN or infinite"
-        return Loss(text=f"{text}, which the original's are not")
-    return _largest([loss for part in sums.parts() for loss in _by_slices(*part, old.dtype)])
-
-
-def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Some channels at a time, in at least three dimensions: channels are the second."""
-    if tensor.dim() < 3:
-        tensor = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor.reshape(-1, 1, 1)
-    count = max(1, _PIECE * tensor.shape[1] // max(1, tensor.numel()))
-    return tensor.split(count, 1)
-
-
-class _Sums:
-    """Squares of errors and sizes, added up by channels and by features, without large temporaries.
-
-    Each has three rows: for the new way, the old way and the value itself. What lies above `limit`
-    is counted apart: next to the -3e38 of a mask every error would vanish.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.lost = 0
-        self._channels: tuple[list[Tensor], list[Tensor]] = [], []
-        self._features: list[Tensor | None] = [None, None]
-
-    def add(self, new: Tensor, old: Tensor, new_truth: Tensor, old_truth: Tensor) -> None:
-        """Count one block of channels."""
-        all_parts = torch.stack(
-            [new.to(new_truth.dtype) - new_truth, old.to(old_truth.dtype) - old_truth, old_truth]
-        )
-        if not bool(torch.isfinite(all_parts).all()):
-            known = torch.isfinite(old) & _fits(old_truth, old.dtype) & _fits(new_truth, old.dtype)
-            right = known | (torch.isinf(old) & (old == old_truth))
-            self.lost += int((right & ~torch.isfinite(new) & (new != old)).sum())
-            all_parts = torch.where(known & torch.isfinite(new), all_parts, 0)
-        squares = all_parts.abs().square()
-        far = squares[2] > self.limit * self.limit
-        if not bool(far.any()):
-            self._count(0, squares)
-            return
-        self._count(0, torch.where(far, 0, squares))
-        self._count(1, torch.where(far, squares, 0))
-
-    def _count(self, part: int, squares: Tensor) -> None:
-        last = squares.dim() - 1
-        self._channels[part].append(squares.sum([d for d in range(1, last + 1) if d != 2]))
-        features = squares.sum(list(range(1, last)))
-        so_far = self._features[part]
-        self._features[part] = features if so_far is None else so_far + features
-
-    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """By channels and by features: what is near, and what is far if there is anything."""
-        for channels, features in zip(self._channels, self._features, strict=True):
-            if features is not None:
-                yield torch.cat(channels, 1), features
-
-
-def _fits(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where a value is so far from the largest of a dtype that no few roundings exceed it."""
-    return value.abs() <= torch.finfo(dtype).max * (1 - _MOVED * _unit(dtype))
-
-
-def _by_slices(channels: Tensor, features: Tensor, dtype: torch.dtype) -> Iterator[Loss]:
-    """The whole, the worst channel and the worst feature."""
-    unit = _unit(dtype)
-    for squares in (channels.sum(1, keepdim=True), channels, features):
-        error, own, large = squares.sqrt()
-        large = torch.maximum(large, _typical(large))
-        yardstick = torch.maximum(torch.maximum(own, _typical(own)), ROUNDING * unit * large)
-        if not bool(large.any()):
-            return
-        at = int((error / yardstick).argmax())
-        scale = float(large[at])
-        absurd = len(own) == 1 and float(own) > min(_ABSURD * unit, 0.25) * scale
-        yield Loss(float(error[at]) / scale, float(yardstick[at]) / scale, dtype, absurd=absurd)
-
-
-def _typical(sizes: Tensor) -> Tensor:
-    return sizes.square().mean().sqrt()
-
-
-def _unit(dtype: torch.dtype) -> float:
-    """The largest relative error of one rounding."""
-    return torch.finfo(dtype).eps / 2
+        return Loss.over(leaf_loss(number, *leaf) for number, leaf in enumerate(leaves))
 
 
 def _changed(value: Any, kind: Any, change: Callable[[Tensor, TensorInfo | None], Tensor]) -> Any:

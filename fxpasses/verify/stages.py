@@ -14,10 +14,10 @@ from fxpasses.verify.dtypes import check_dtypes
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.folded import check_folded
 from fxpasses.verify.gradients import check_gradients
+from fxpasses.verify.losses import FACTOR
 from fxpasses.verify.meaning import check_meaning, error_in_own_dtype
 from fxpasses.verify.needs import check_needs
 from fxpasses.verify.neutral import SHARES
-from fxpasses.verify.own_dtype import FACTOR
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probes, has_floats, single_probes

@@ -17,8 +17,9 @@ from fxpasses.verify.crops import cropped
 from fxpasses.verify.dtypes import Kinds
 from fxpasses.verify.float64 import Float64, unaffected
 from fxpasses.verify.flow import flows_otherwise, stops_gradients
+from fxpasses.verify.losses import FACTOR, Loss
 from fxpasses.verify.made_up import drawn, is_constant, is_zero, moved
-from fxpasses.verify.own_dtype import FACTOR, Loss, NotComparableError, Way, precision_lost
+from fxpasses.verify.own_dtype import NotComparableError, Way, precision_lost
 from fxpasses.verify.regions import in_float64, in_own_dtypes, run_region, tensors_read
 from fxpasses.verify.runner import Environment
 from fxpasses.verify.sites import Itinerary, Piece, Site, Visit, plan_visits

@@ -1,5 +1,6 @@
 """Precision that rewrites lose in the model's own dtypes, which float64 does not show."""
 
+import copy
 import operator
 from collections.abc import Callable
 from functools import reduce
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import fxpasses
 from fxpasses.core import Numerics, TensorInfo
@@ -366,6 +368,32 @@ def test_an_original_without_error_counts_as_rounded_once() -> None:
 
 def test_one_alarm_may_be_luck() -> None:
     assert lost(off_by(90), off_by(20, on_example=0)) == ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_little_that_is_left_of_large_numbers_is_no_yardstick(seed: int) -> None:
+    """A sample of large numbers beside others: few of its values cancel to the others' size."""
+    torch.manual_seed(seed)
+    conv = nn.Conv2d(2000, 2000, 3, padding=1, groups=2000, bias=False)
+    norm = nn.BatchNorm2d(2000).eval().requires_grad_(requires_grad=False)
+    norm.running_var.uniform_(1e-5, 1e-3)
+    fused = fuse_conv_bn_eval(conv.eval().requires_grad_(requires_grad=False), norm)
+    x = torch.randn(3, 2000, 7, 7).relu() * torch.tensor([0.01, 1e6, 0.01]).reshape(3, 1, 1, 1)
+
+    def way(*layers: nn.Module, then: Callable[[Tensor], Tensor] = lambda y: y) -> Way:
+        own = nn.Sequential(*layers)
+        wide = copy.deepcopy(own).double()
+        return Way([x.double()], [TensorInfo.of(x)], lambda b: then(own(b[0])), lambda b: wide(*b))
+
+    def detours_in_one_channel(y: Tensor) -> Tensor:
+        y[:, 1234] += (large := 256 * y[:, 1234].abs().max())
+        y[:, 1234] -= large
+        return y
+
+    old = way(conv, norm)
+    truth = old.wide(old.borders)
+    assert precision_lost(way(fused), old, truth).message == ""
+    assert precision_lost(way(fused, then=detours_in_one_channel), old, truth).message
 
 
 def test_an_original_that_is_far_off_is_looked_at_again() -> None:
