@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from fxpasses.core.given import an
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.plain import Plain
 from fxpasses.errors import ArgumentError
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.values import Reader
 
 FORMS: Final = "torchvision:NAME, timm:NAME, package.module:FACTORY or file.py:FACTORY"

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
 VERSION = 1
+META = "fxpasses"
+"""The key in the `meta` of a result under which its record lies, as plain data."""
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ from fxpasses import session
 from fxpasses.capture import CapturedModule, calls_of, entry_of
 from fxpasses.core import History, Record
 from fxpasses.core.given import flag
+from fxpasses.core.record import META
 from fxpasses.errors import ResultError
 from fxpasses.page.contents import page_of
 from fxpasses.page.outline import Page
 from fxpasses.page.shown import Shown
 from fxpasses.registry import Registry
-from fxpasses.session.stages import META
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any, Final, NoReturn, cast
 import yaml
 
 import fxpasses
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.plain import Plain
 from fxpasses.errors import PipelineError, RegistryError
 from fxpasses.registry.documents import load
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.syntax import NAME, Entry
 from fxpasses.registry.tree import entries_of
 

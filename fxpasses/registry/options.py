@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_t
 import torch
 
 from fxpasses.core import GraphPass
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.plain import Plain, plain
 from fxpasses.errors import PipelineError
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.values import parse_value, text_of_value
 
 

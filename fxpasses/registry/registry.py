@@ -9,13 +9,13 @@ from typing import Any, TypeVar, overload
 
 from fxpasses.core import Group, Numerics, foreign
 from fxpasses.core.given import instance, shown
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.plain import Plain
 from fxpasses.errors import ArgumentError, FxPassesWarning, RegistryError
 from fxpasses.registry.documents import dump
 from fxpasses.registry.entries import EffectEntry, PassEntry, PipelineEntry, Problem
 from fxpasses.registry.files import Contents, Effect, own_file, read
 from fxpasses.registry.importing import Loaded, is_pass_class, undeclared
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.plugins import plugins
 from fxpasses.registry.resolving import Resolving
 from fxpasses.registry.syntax import NAME, Entry

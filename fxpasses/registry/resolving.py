@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from fxpasses.core import ForeignPass, GraphPass, Group, Item, check_order, foreign
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.plain import Plain
 from fxpasses.errors import PipelineError
 from fxpasses.registry.files import Pipeline
 from fxpasses.registry.importing import undeclared
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.registry.options import made
 from fxpasses.registry.syntax import Entry, Given, Minus, Named, Repeated
 from fxpasses.registry.tree import entries_of

@@ -17,17 +17,14 @@ from fxpasses.capture import (
 )
 from fxpasses.core import Group, Program, Record
 from fxpasses.core.given import Call
-from fxpasses.core.record import CaptureRecord, NoteRecord, OpaqueRecord
+from fxpasses.core.nearest import did_you_mean
+from fxpasses.core.record import META, CaptureRecord, NoteRecord, OpaqueRecord
 from fxpasses.errors import ArgumentError, FxPassesWarning, TrainingModeWarning, UnverifiedWarning
 from fxpasses.registry import Registry
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.session.attempts import Attempt, Attempts
 from fxpasses.session.folded import bytes_of, mode_reasons, sources_of
 from fxpasses.session.placement import detached, lives_on, moved
 from fxpasses.session.settings import Settings
-
-META = "fxpasses"
-"""Where a result keeps its record, in `GraphModule.meta`."""
 
 # The conditions that do not hold where a model is in training mode.
 _REFUSED_IN_TRAINING = frozenset(

@@ -13,11 +13,11 @@ from torch.fx import GraphModule
 
 from fxpasses.capture import Capture, capture, fork
 from fxpasses.core import ForeignPass, GraphPass, Group, Program, Record
+from fxpasses.core.record import META
 from fxpasses.errors import FxPassesWarning, VerificationError
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
 from fxpasses.session import run
-from fxpasses.session.stages import META
 from fxpasses.testing.behaviour import randomness_kept
 from fxpasses.testing.model import Model
 from fxpasses.testing.surroundings import Surroundings
