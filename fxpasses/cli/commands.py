@@ -21,12 +21,12 @@ from fxpasses.cli.showing import show
 from fxpasses.core import Group
 from fxpasses.core.code import plain_code
 from fxpasses.core.given import Call
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.errors import FxPassesWarning, RegistryError
 from fxpasses.page.captured import CaptureReport
 from fxpasses.page.listing import ListingReport
 from fxpasses.page.report import Report
 from fxpasses.registry import Listing, Registry, listed
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.session.stages import capture_record, note_coverage
 
 

@@ -8,12 +8,12 @@ from torch import nn
 
 from fxpasses.core import GraphPass, Group
 from fxpasses.core.given import instance
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.debug.explanation import Explanation, NearMiss, NodeFacts, Site
 from fxpasses.debug.watching import Watching
 from fxpasses.debug.witness import Witness
 from fxpasses.errors import ArgumentError
 from fxpasses.registry import Registry
-from fxpasses.registry.matching import did_you_mean
 from fxpasses.session import plan
 from fxpasses.session.settings import registry_of
 

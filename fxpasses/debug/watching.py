@@ -9,13 +9,13 @@ from torch.fx import Node
 from fxpasses.core import MODULE_STACK, Program, source_of
 from fxpasses.core.described import value_of
 from fxpasses.core.given import instance
+from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.record import PassRecord, RefusalRecord, RewriteRecord
 from fxpasses.debug.explanation import Answer, NearMiss, NodeFacts, Outcome, Site
 from fxpasses.debug.witness import Sweep, Witness
 from fxpasses.errors import ArgumentError
 from fxpasses.manager import Observer
 from fxpasses.ops import label_of
-from fxpasses.registry.matching import did_you_mean
 
 Nodes = dict[tuple[str, str], NodeFacts]
 """By the path of the graph and the name."""

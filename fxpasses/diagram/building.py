@@ -1,20 +1,25 @@
 """From graphs to a scene."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.core.described import value_of
+from fxpasses.diagram.constants import badge_of, own_constants
 from fxpasses.diagram.describing import box_of, origin_of
+from fxpasses.diagram.findings import Findings, full_name
 from fxpasses.diagram.matching import Matching, merged
-from fxpasses.diagram.scene import Box, Modules, Scene, Sign
+from fxpasses.diagram.scale import Scale
+from fxpasses.diagram.scene import Badge, Box, Edge, Modules, Scene, Sign
 
 _NO_GRAPH = Graph()
+_SAYS_NOTHING = Findings()
 
 
-def scene_of(title: str, graphs: Mapping[str, GraphModule]) -> Scene:
+def scene_of(title: str, graphs: Mapping[str, GraphModule], scale: Scale | None = None) -> Scene:
     """One scene of all graphs of a program."""
-    built = _Building(title)
+    built = _Building(Scene(title, {}, {}, scale=scale), _SAYS_NOTHING)
     for path, module in graphs.items():
         # Against itself, everything is kept.
         built.add(path, module, module)
@@ -22,18 +27,23 @@ def scene_of(title: str, graphs: Mapping[str, GraphModule]) -> Scene:
 
 
 def comparison_of(
-    title: str, before: Mapping[str, GraphModule], after: Mapping[str, GraphModule]
+    title: str,
+    before: Mapping[str, GraphModule],
+    after: Mapping[str, GraphModule],
+    findings: Findings = _SAYS_NOTHING,
+    scale: Scale | None = None,
 ) -> Scene:
     """The graphs before and after as one, graph by graph at the same path."""
-    built = _Building(title, is_comparison=True)
+    built = _Building(Scene(title, {}, {}, is_comparison=True, scale=scale), findings)
     for path in dict.fromkeys((*before, *after)):
         built.add(path, before.get(path), after.get(path))
     return built.scene
 
 
 class _Building:
-    def __init__(self, title: str, *, is_comparison: bool = False) -> None:
-        self.scene = Scene(title, {}, {}, is_comparison)
+    def __init__(self, scene: Scene, findings: Findings) -> None:
+        self.scene = scene
+        self.findings = findings
 
     def add(self, path: str, before: GraphModule | None, after: GraphModule | None) -> None:
         old = _NO_GRAPH if before is None else before.graph
@@ -41,33 +51,88 @@ class _Building:
         matching = Matching(old, new)
         order = list(merged(old.nodes, new.nodes, matching))
         signs = {node: _sign(node, new, matching) for node in order}
-        badges = {node for node, sign in signs.items() if _is_badge(node, sign)}
-        keys: dict[Node, str] = {}
+        badges = {node: sign for node, sign in signs.items() if _is_told_where_it_is_read(node)}
+        self.scene.constants.update(badges.values())
+        # An edge of the graph before may start at a constant that is still there.
+        same = {old: badges[now] for now, old in matching.before_of.items() if now in badges}
         where: Modules = ((path, type(after or before).__name__),) if path else ()
+        place = _Place(where, _called_modules((old, new)))
         heirs = _heirs(new)
+        keys: dict[Node, str] = {}
         for node in order:
-            read = tuple(str(one.target) for one in node.all_input_nodes if one in badges)
-            box = box_of(node, signs[node], badges=read)
-            if signs[node] is Sign.REMOVED:
-                box = _with_fate(box, heirs.get(node.name))
-            if node not in badges:
-                keys[node] = f"n{len(self.scene.boxes)}"
-                self.scene.boxes[keys[node]] = _placed(box, node, where)
-        keys.update({old: keys[new] for new, old in matching.before_of.items() if new in keys})
-        was, now = _edges(old, keys), _edges(new, keys)
-        for edge in was:
-            self.scene.edges[edge] = Sign.KEPT if edge in now else Sign.REMOVED
-        for edge in now:
-            self.scene.edges.setdefault(edge, Sign.ADDED)
+            if node in badges:
+                continue
+            box = box_of(node, signs[node], badges=_badges(node, badges | same))
+            box = _with_fate(box, heirs.get(node.name)) if box.sign is Sign.REMOVED else box
+            box = _with_change(box, matching.before_of.get(node))
+            keys[node] = f"n{len(self.scene.boxes)}"
+            placed = place.put(box, node)
+            self.scene.boxes[keys[node]] = self._judged(self._measured(placed, node))
+        keys.update({was: keys[now] for now, was in matching.before_of.items() if now in keys})
+        self._connect(_edges(old, keys), _edges(new, keys))
+
+    def _connect(
+        self, was: Mapping[tuple[str, str], str], now: Mapping[tuple[str, str], str]
+    ) -> None:
+        for edge, value in was.items():
+            kept = edge in now
+            sign = Sign.KEPT if kept else Sign.REMOVED
+            self.scene.edges[edge] = Edge(sign, now[edge] if kept else value)
+        for edge, value in now.items():
+            self.scene.edges.setdefault(edge, Edge(Sign.ADDED, value))
+
+    def _judged(self, box: Box) -> Box:
+        """The box with what passes and verifier found out about its node."""
+        name, findings = box.full_name, self.findings
+        refused, failed = findings.refused.get(name, ()), findings.failed.get(name, ())
+        sign = box.sign
+        if sign is Sign.KEPT and (refused or failed):
+            sign = Sign.FAILED if failed else Sign.REFUSED
+        return replace(
+            box,
+            sign=sign,
+            notes=(*box.notes, *findings.rewritten.get(name, ())),
+            reasons=(*failed, *refused),
+            refused=int(bool(refused)),
+        )
+
+    def _measured(self, box: Box, node: Node) -> Box:
+        """The box with what was measured of its node, as it is after."""
+        scale = self.scene.scale
+        if scale is None or box.sign is Sign.REMOVED:
+            return box
+        value = scale.values.get(box.full_name, scale.values.get(node.name))
+        if value is None:
+            return replace(box, notes=(*box.notes, f"{scale.name} was not measured"))
+        notes = (*box.notes, f"{scale.name} {scale.text_of(value)}")
+        return replace(box, measured=float(value), notes=notes)
 
 
-def _placed(box: Box, node: Node, where: Modules) -> Box:
-    """The box with names that count from the whole model."""
-    if not where:
-        return replace(box, full_name=node.name)
-    path = where[0][0]
-    inside = tuple((f"{path}.{inner}", kind) for inner, kind in box.modules)
-    return replace(box, modules=(*where, *inside), full_name=f"{path}/{node.name}")
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the boxes of one graph stand."""
+
+    where: Modules
+    """The module whose graph it is, where that is not the whole model."""
+    called: frozenset[str]
+    """Modules that are called as one node, so that nothing stands in them, whatever replaced it."""
+
+    def put(self, box: Box, node: Node) -> Box:
+        """The box with names that count from the whole model."""
+        path = self.where[0][0] if self.where else ""
+        inside = tuple(
+            (f"{path}.{inner}" if path else inner, kind)
+            for inner, kind in box.modules
+            if inner not in self.called
+        )
+        modules = (*self.where, *inside)
+        return replace(box, modules=modules, full_name=full_name(path, node.name))
+
+
+def _called_modules(graphs: Iterable[Graph]) -> frozenset[str]:
+    return frozenset(
+        str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_module"
+    )
 
 
 def _sign(node: Node, after: Graph, matching: Matching) -> Sign:
@@ -78,19 +143,26 @@ def _sign(node: Node, after: Graph, matching: Matching) -> Sign:
     return Sign.CHANGED if matching.changed(node) else Sign.KEPT
 
 
-def _is_badge(node: Node, sign: Sign) -> bool:
-    """Weights that stay as they are are told of where they are read."""
-    return node.op == "get_attr" and sign is Sign.KEPT and bool(node.users)
+def _is_told_where_it_is_read(node: Node) -> bool:
+    return node.op == "get_attr" and bool(node.users)
 
 
-def _edges(graph: Graph, keys: Mapping[Node, str]) -> dict[tuple[str, str], None]:
-    """Each once, in order, without those to what has no box."""
-    return dict.fromkeys(
-        (keys[operand], keys[node])
+def _badges(node: Node, told: Mapping[Node, Sign]) -> tuple[Badge, ...]:
+    read = {one: told[one] for one in node.all_input_nodes if one in told}
+    moved = [Badge(badge_of(one), sign) for one, sign in read.items() if sign is not Sign.KEPT]
+    kept = [one for one, sign in read.items() if sign is Sign.KEPT]
+    own = own_constants(node, kept)
+    return (*([Badge(own)] if own else []), *moved)
+
+
+def _edges(graph: Graph, keys: Mapping[Node, str]) -> dict[tuple[str, str], str]:
+    """Each once, in order, with its value; without those to what has no box."""
+    return {
+        (keys[operand], keys[node]): value_of(operand)
         for node in graph.nodes
         for operand in node.all_input_nodes
         if operand in keys and node in keys
-    )
+    }
 
 
 def _heirs(after: Graph) -> dict[str, Node]:
@@ -103,3 +175,11 @@ def _with_fate(box: Box, heir: Node | None) -> Box:
         return replace(box, notes=(*box.notes, "removed"))
     by = origin_of(heir)[0]
     return replace(box, notes=(*box.notes, f"replaced by {heir.name}, which {by} made"))
+
+
+def _with_change(box: Box, before: Node | None) -> Box:
+    """The box of a node, with both where it gives a value of another kind than it did."""
+    was = "" if before is None else value_of(before)
+    if box.sign is not Sign.CHANGED or not was or was == box.value:
+        return box
+    return replace(box, value=f"{was} -> {box.value}")

@@ -6,7 +6,8 @@ from torch.fx import Node
 
 from fxpasses.core import MODULE_STACK, ORIGIN, source_of
 from fxpasses.core.described import value_of
-from fxpasses.diagram.scene import Box, Family, Modules, Sign
+from fxpasses.diagram.constants import constants_told
+from fxpasses.diagram.scene import Badge, Box, Family, Modules, Sign
 from fxpasses.ops import (
     ACTIVATIONS,
     MATMULS,
@@ -35,18 +36,19 @@ _FAMILIES: Final = (
 )
 
 
-def box_of(node: Node, sign: Sign, *, badges: tuple[str, ...] = ()) -> Box:
-    """The box of one node; `badges` are the constants that it reads."""
+def box_of(node: Node, sign: Sign, *, badges: tuple[Badge, ...] = ()) -> Box:
+    """The box of one node; `badges` tell the constants that it reads."""
     op = _known_op(node)
     path = modules_of(node)
     return Box(
         title=_cut(_title(node, op)),
         name=_cut(_short_name(node, path)),
         value=_cut(value_of(node)),
-        notes=tuple(_notes(node, badges)),
+        notes=tuple(_notes(node)),
         sign=sign,
         family=_family(node, op),
         modules=path,
+        badges=badges,
     )
 
 
@@ -113,9 +115,10 @@ def _short_name(node: Node, path: Modules) -> str:
     return target.removeprefix(around)
 
 
-def _notes(node: Node, badges: tuple[str, ...]) -> list[str]:
+def _notes(node: Node) -> list[str]:
     notes = [f"{node.op} {node.name} = {_target(node)}"]
-    notes += [f"reads {name}" for name in badges]
+    constants = [one for one in node.all_input_nodes if one.op == "get_attr"]
+    notes += constants_told(node, constants)
     if source := source_of(node):
         notes.append(str(source))
     if origin := origin_of(node):

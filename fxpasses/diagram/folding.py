@@ -1,185 +1,202 @@
-"""Fewer boxes: what can be told in one is, until as many are left as can be looked at."""
+"""Fewer boxes: what can be told in one is, until as few are left as can be looked at."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final
 
-from fxpasses.diagram.scene import Box, Family, Modules, Scene, Sign
+from fxpasses.diagram.repeats import repeated
+from fxpasses.diagram.scale import Scale
+from fxpasses.diagram.scene import Box, Edge, Family, Scene, Sign
+from fxpasses.diagram.structure import Group, in_a_row, neighbours, whole, within_modules
 
 _HOPS: Final = 2
-Group: TypeAlias = tuple[Modules, tuple[str, ...], str]
-"""The modules around what is folded, the keys of its boxes, and what to call it."""
+_COMFORTABLE: Final = 60
+"""With more boxes than that, what is far from all changes and what repeats is folded."""
+_SHORTEST_REST: Final = 3
+_LISTED: Final = 12
+_TOLD: Final = (Sign.ADDED, Sign.REMOVED, Sign.CHANGED, Sign.FAILED)
 
 
 def folded(scene: Scene, most: int | None) -> Scene:
     """The scene in at most `most` boxes; all of them for None.
 
-    First, away from all changes, whole modules. Then modules that are built as the one before
-    them is. Then the innermost modules, those around them, and so on; at last what stands in a
-    row. What is alike is treated alike: no step stops half-way.
+    First, away from all changes, whole modules and the rest of others; then modules that are built
+    as one before them is. Only where more than `most` are left: the innermost modules, those around
+    them, and so on; at last what stands in a row. No step stops half-way.
     """
     if most is None:
         return scene
-    steps = [_untouched, _repeated]
+    gentle = min(most, _COMFORTABLE)
+    for step in (_untouched, _rest, repeated):
+        if len(scene.boxes) > gentle:
+            scene = _with_groups(scene, step(scene))
     deepest = max((len(box.modules) for box in scene.boxes.values()), default=0)
-    steps += [partial(_at_depth, depth=depth) for depth in range(deepest, 0, -1)]
-    for step in steps:
-        if len(scene.boxes) <= most:
-            return scene
-        for group in list(step(scene)):
-            scene = _with_group(scene, group)
-    return _in_rows(scene, most)
+    steps = [partial(_at_depth, depth=depth) for depth in range(deepest, 0, -1)]
+    for step in (*steps, _far_rows, partial(_rows, most=most)):
+        if len(scene.boxes) > most:
+            scene = _with_groups(scene, step(scene))
+    return scene
 
 
 def _untouched(scene: Scene) -> Iterator[Group]:
     """Whole modules that hold no change and nothing near to one, the outermost first."""
     near = _near_changes(scene)
-    if not near:
-        return
-    taken: set[str] = set()
-    for modules, keys in sorted(_by_module(scene).items(), key=lambda item: len(item[0])):
-        if near.isdisjoint(keys) and taken.isdisjoint(keys):
-            taken.update(keys)
-            yield modules[:-1], keys, _named(modules[-1])
+    if near:
+        for modules, keys in sorted(within_modules(scene).items(), key=lambda item: len(item[0])):
+            if near.isdisjoint(keys):
+                yield whole([modules], keys)
 
 
-def _repeated(scene: Scene) -> Iterator[Group]:
-    """Neighbours that are built alike, but for the first; the outermost first."""
-    members = _by_module(scene)
-    children: defaultdict[Modules, list[Modules]] = defaultdict(list)
-    for modules in members:
-        children[modules[:-1]].append(modules)
-    for parent, siblings in sorted(children.items(), key=lambda item: len(item[0])):
-        for alike in _alike(scene, siblings, members):
-            keys = tuple(key for modules in alike for key in members[modules])
-            yield parent, keys, _named(*(modules[-1] for modules in alike))
+def _rest(scene: Scene) -> Iterator[Group]:
+    """What stands in a row in one module that holds changes, further away from them."""
+    near = _near_changes(scene)
+    for row in _rows_of(scene, near if near else scene.boxes):
+        modules = {scene.boxes[key].modules for key in row}
+        if len(modules) == 1 and len(row) >= _SHORTEST_REST:
+            yield in_a_row(scene, row)
 
 
 def _at_depth(scene: Scene, depth: int) -> Iterator[Group]:
-    for modules, keys in _by_module(scene).items():
+    for modules, keys in within_modules(scene).items():
         if len(modules) == depth:
-            yield modules[:-1], keys, _named(modules[-1])
+            yield whole([modules], keys)
 
 
-def _alike(
-    scene: Scene, siblings: Iterable[Modules], members: dict[Modules, tuple[str, ...]]
-) -> Iterator[list[Modules]]:
-    """Runs of siblings with the same boxes, each without its first."""
-    run: list[Modules] = []
-    last: object = None
-    for modules in siblings:
-        boxes = [scene.boxes[key] for key in members[modules]]
-        form = (modules[-1][1], *((box.title, box.sign) for box in boxes))
-        if form == last:
-            run.append(modules)
-            continue
-        if run:
-            yield run
-        run, last = [], form
-    if run:
-        yield run
-
-
-def _in_rows(scene: Scene, most: int) -> Scene:
-    """Boxes that follow each other told in one, those without a change first."""
+def _far_rows(scene: Scene) -> Iterator[Group]:
+    """Everything between what is near to changes."""
     near = _near_changes(scene)
-    apart = [key for key in scene.boxes if key not in near]
-    spared = len(scene.boxes) - len(apart)
-    rows = most - spared
-    if len(scene.boxes) > most and rows > 0:
-        scene = _rows(scene, apart, rows)
-    if len(scene.boxes) > most:
-        scene = _rows(scene, list(scene.boxes), most)
-    return scene
+    for row in _rows_of(scene, near if near else scene.boxes, whole_modules=False):
+        yield in_a_row(scene, row)
 
 
-def _rows(scene: Scene, keys: list[str], count: int) -> Scene:
-    length = -(-len(keys) // count)
+def _rows(scene: Scene, most: int) -> Iterator[Group]:
+    """Boxes that follow each other, as many at a time as it takes."""
+    keys = list(scene.boxes)
+    length = -(-len(keys) // max(most, 1))
     for start in range(0, len(keys), length):
-        row = tuple(keys[start : start + length])
-        first, last = scene.boxes[row[0]], scene.boxes[row[-1]]
-        around = _common(scene.boxes[key].modules for key in row)
-        scene = _with_group(scene, (around, row, f"{first.name} ... {last.name}"))
-    return scene
+        yield in_a_row(scene, tuple(keys[start : start + length]))
 
 
-def _common(all_modules: Iterable[Modules]) -> Modules:
-    shared: list[tuple[str, str]] = []
-    for level in zip(*all_modules, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    return tuple(shared)
-
-
-def _with_group(scene: Scene, group: Group) -> Scene:
-    """The scene with the boxes of a group in one, at the place of the first."""
-    around, keys, name = group
-    inside = [key for key in keys if key in scene.boxes]
-    if len(inside) < 2:
-        return scene
-    first = inside[0]
-    members = [scene.boxes[key] for key in inside]
-    boxes: dict[str, Box] = {}
-    gone = set(inside[1:])
+def _rows_of(
+    scene: Scene, spared: Iterable[str], *, whole_modules: bool = True
+) -> Iterator[tuple[str, ...]]:
+    """Boxes that follow each other, none of them spared; in one module each, if so asked."""
+    apart = frozenset(spared)
+    row: list[str] = []
     for key, box in scene.boxes.items():
-        if key == first:
-            boxes[key] = _folded_box(name, members, around)
-        elif key not in gone:
+        stops = key in apart or (whole_modules and (box.is_folded or box.family is Family.BORDER))
+        if row and (stops or (whole_modules and scene.boxes[row[-1]].modules != box.modules)):
+            yield tuple(row)
+            row = []
+        if not stops:
+            row.append(key)
+    if row:
+        yield tuple(row)
+
+
+def _with_groups(scene: Scene, groups: Iterable[Group]) -> Scene:
+    """The scene with each group in one box, at the place of its first; the earlier group wins."""
+    chosen: list[Group] = []
+    taken: set[str] = set()
+    for group in groups:
+        keys = tuple(key for key in group.keys if key in scene.boxes)
+        if len(keys) > 1 and taken.isdisjoint(keys):
+            taken.update(keys)
+            chosen.append(replace(group, keys=keys))
+    return _merged(scene, _without_circles(scene, chosen))
+
+
+def _without_circles(scene: Scene, groups: Sequence[Group]) -> list[Group]:
+    """The groups, those in pieces that would read of something that reads of them."""
+    import networkx as nx  # noqa: PLC0415  loaded only where something is folded
+
+    at = {key: number for number, group in enumerate(groups) for key in group.keys}
+    quotient: nx.DiGraph[Any] = nx.DiGraph()
+    quotient.add_edges_from((at.get(a, a), at.get(b, b)) for a, b in scene.edges)
+    circles = [one for one in nx.strongly_connected_components(quotient) if len(one) > 1]
+    circular = {number for one in circles for number in one if isinstance(number, int)}
+    position = {key: number for number, key in enumerate(scene.boxes)}
+    found: list[Group] = []
+    for number, group in enumerate(groups):
+        pieces = _in_pieces(group, position) if number in circular else (group,)
+        found += [piece for piece in pieces if len(piece.keys) > 1]
+    return found
+
+
+def _in_pieces(group: Group, position: Mapping[str, int]) -> Iterator[Group]:
+    """What follows each other without a gap."""
+    piece: list[str] = []
+    for key in group.keys:
+        if piece and position[key] != position[piece[-1]] + 1:
+            yield replace(group, keys=tuple(piece))
+            piece = []
+        piece.append(key)
+    yield replace(group, keys=tuple(piece))
+
+
+def _merged(scene: Scene, groups: Sequence[Group]) -> Scene:
+    at = {key: group.keys[0] for group in groups for key in group.keys}
+    by_first = {group.keys[0]: group for group in groups}
+    boxes: dict[str, Box] = {}
+    for key, box in scene.boxes.items():
+        if key in by_first:
+            group = by_first[key]
+            boxes[key] = _one_box(group, [scene.boxes[one] for one in group.keys], scene.scale)
+        elif key not in at:
             boxes[key] = box
-    at = {key: first if key in gone else key for key in scene.boxes}
-    edges: dict[tuple[str, str], Sign] = {}
-    for (source, target), sign in scene.edges.items():
-        ends = at[source], at[target]
+    edges: dict[tuple[str, str], Edge] = {}
+    for (source, target), edge in scene.edges.items():
+        ends = at.get(source, source), at.get(target, target)
         if ends[0] != ends[1]:
-            same = edges.get(ends, sign) is sign
-            edges[ends] = sign if same else Sign.KEPT
-    return Scene(scene.title, boxes, edges, scene.is_comparison)
+            edges[ends] = _both(edges.get(ends, edge), edge)
+    return replace(scene, boxes=boxes, edges=edges)
 
 
-def _folded_box(name: str, members: list[Box], around: Modules) -> Box:
-    counts = sum((box.counted() for box in members), Counter[Sign]())
-    told = f"{counts.total():,} nodes"
-    changes = [f"{sign}{counts[sign]:,}" for sign in Sign if sign is not Sign.KEPT and counts[sign]]
+def _both(one: Edge, other: Edge) -> Edge:
+    sign = one.sign if one.sign is other.sign else Sign.KEPT
+    return Edge(sign, one.value if one.value == other.value else "several values")
+
+
+def _one_box(group: Group, inside: list[Box], scale: Scale | None) -> Box:
+    counts = sum((box.counted() for box in inside), Counter[Sign]())
+    refused = sum(box.refused for box in inside)
+    changes = [f"{sign}{counts[sign]:,}" for sign in _TOLD if counts[sign]]
+    changes += [f"{Sign.REFUSED}{refused:,}"] if refused else []
+    told = [f"{counts.total():,} nodes", *changes, *([group.like] if group.like else [])]
+    measured = [box.measured for box in inside if box.measured is not None]
+    names = tuple(name for box in inside for name in (box.members or (box.full_name,)))
+    more = (f"... and {len(names) - _LISTED:,} more",) if len(names) > _LISTED else ()
     return Box(
-        title=name.replace(f"{around[-1][0]}.", "") if around else name,
-        full_name=name,
-        name=", ".join([told, *changes]),
-        value=members[-1].value,
-        notes=tuple(f"{box.title} {box.name}" for box in members[:8]),
-        sign=Sign.CHANGED if changes else Sign.KEPT,
+        title=group.title,
+        name=group.name,
+        full_name=group.full_name,
+        detail=", ".join(told),
+        notes=(*names[:_LISTED], *more),
+        sign=_sign_of(counts),
         family=Family.OTHER,
-        modules=around,
+        modules=group.around,
+        refused=refused,
+        measured=scale.combined(measured) if scale else None,
         holds=counts,
+        members=names,
     )
+
+
+def _sign_of(counts: Counter[Sign]) -> Sign:
+    """Failed where one in it is; what was changed, when not all came or all went, is changed."""
+    if counts[Sign.FAILED]:
+        return Sign.FAILED
+    for sign in Sign:
+        if counts[sign] == counts.total():
+            return sign
+    if any(counts[sign] for sign in _TOLD):
+        return Sign.CHANGED
+    return Sign.REFUSED
 
 
 def _near_changes(scene: Scene) -> set[str]:
     """Changed boxes and what is at most two steps away; empty where nothing was changed."""
-    import networkx as nx  # noqa: PLC0415  loaded only where something is folded
-
-    graph: nx.Graph[str] = nx.Graph(scene.edges)
-    graph.add_nodes_from(scene.boxes)
-    near: set[str] = set()
-    for key, box in scene.boxes.items():
-        if box.sign is not Sign.KEPT:
-            near.update(nx.single_source_shortest_path_length(graph, key, cutoff=_HOPS))
-    return near
-
-
-def _by_module(scene: Scene) -> dict[Modules, tuple[str, ...]]:
-    """The boxes inside of each module, at any depth."""
-    found: defaultdict[Modules, list[str]] = defaultdict(list)
-    for key, box in scene.boxes.items():
-        for depth in range(1, len(box.modules) + 1):
-            found[box.modules[:depth]].append(key)
-    return {modules: tuple(keys) for modules, keys in found.items()}
-
-
-def _named(*modules: tuple[str, str]) -> str:
-    """`layer3.1 (Bottleneck)`, `layer3.1 ... layer3.5 (5 Bottleneck)`."""
-    (first, kind), (last, _) = modules[0], modules[-1]
-    if len(modules) == 1:
-        return f"{first} ({kind})" if kind else first
-    return f"{first} ... {last} ({len(modules)} {kind or 'modules'})"
+    changed = [key for key, box in scene.boxes.items() if box.sign is not Sign.KEPT]
+    return neighbours(scene, changed, _HOPS) if changed else set()

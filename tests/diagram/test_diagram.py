@@ -59,7 +59,7 @@ def signs(diagram: fxpasses.Diagram) -> dict[str, str]:
 def test_the_text_of_a_comparison() -> None:
     model, fast = fused()
     assert str(diff(model, fast, IMAGE)) == (
-        "Net, 9 -> 8 nodes, + 1 added, - 2 removed\n"
+        "Net, 10 -> 9 nodes, + 1 added, - 2 removed\n"
         "  x       input                     2x3x8x8 f32\n"
         "- stem_0  conv        x             2x8x6x6 f32\n"
         "- stem_1  batch_norm  stem_0        2x8x6x6 f32\n"
@@ -75,7 +75,7 @@ def test_the_text_of_a_comparison() -> None:
 
 def test_the_text_of_one_graph() -> None:
     lines = draw(Net().eval(), IMAGE).text().splitlines()
-    assert lines[0] == "Net, 9 nodes"
+    assert lines[0] == "Net, 10 nodes"
     assert lines[1].split() == ["x", "input", "2x3x8x8", "f32"]
     assert not any(line.startswith(("+", "-", "~")) for line in lines)
 
@@ -92,7 +92,9 @@ def test_weights_that_stay_are_told_where_they_are_read() -> None:
     diagram = draw(Net().eval(), IMAGE)
     assert "scale" not in signs(diagram)
     (mul,) = [box for box in diagram.scene.boxes.values() if box.title == "mul"]
-    assert "reads scale" in mul.notes
+    assert "reads scale 8" in mul.notes
+    assert [badge.text for badge in mul.badges] == ["8"]
+    assert diagram.scene.counted().total() == 10
 
 
 def test_a_graph_of_which_nothing_is_known() -> None:
@@ -166,11 +168,11 @@ def test_another_function_under_the_same_name_is_another_node() -> None:
 
 def test_an_edge_that_moved_has_a_sign() -> None:
     diagram = changed("operand")
-    assert sorted(map(str, diagram.scene.edges.values())) == [*" " * 7, "+", "-"]
+    assert sorted(str(edge.sign) for edge in diagram.scene.edges.values()) == [*" " * 7, "+", "-"]
 
 
 def test_two_alike_have_no_difference() -> None:
-    assert "no difference" in changed("nothing").scene.caption()
+    assert "no difference" in changed("nothing").text()
     model, fast = fused()
     assert "no difference" in diff(fast, fast).text()
     assert model.training is False
@@ -268,6 +270,13 @@ def test_hostile_names_make_no_element() -> None:
 # -- renderers
 
 
+def drawn(svg: str) -> Counter[str]:
+    """Boxes and edges of each sign in a picture."""
+    return Counter(
+        re.findall(r'class="(?:node \S+|edge) (kept|added|removed|changed|refused)', svg)
+    )
+
+
 @needs_dot
 def test_every_box_and_edge_is_drawn() -> None:
     model, fast = fused()
@@ -275,10 +284,11 @@ def test_every_box_and_edge_is_drawn() -> None:
     svg = diagram.svg()
     assert svg.startswith("<!-- drawn by Graphviz dot -->\n<svg ")
     assert 'style="width: 100%; max-width:' in svg
-    drawn = Counter(re.findall(r'class="(?:node \S+|edge) (\w+)"', svg))
-    boxes = Counter(box.sign.name.lower() for box in diagram.scene.boxes.values())
-    edges = Counter(sign.name.lower() for sign in diagram.scene.edges.values())
-    assert drawn == boxes + edges
+    record = diagram.as_dict()
+    assert drawn(svg) == Counter(
+        one["sign"] for one in (*record["boxes"].values(), *record["edges"])
+    )
+    assert set(re.findall(r'<g id="(n\d+)"', svg)) == set(record["boxes"])
     assert diagram.png().startswith(b"\x89PNG")
 
 
@@ -290,7 +300,7 @@ def test_the_other_renderer_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         rendering,
         "find_renderer",
-        lambda: rendering.Renderer("graphviz-pure", str(shutil.which("graphviz-pure"))),
+        lambda choice: rendering.Renderer("graphviz-pure", str(shutil.which("graphviz-pure"))),
     )
     second = diagram.svg()
     assert second.startswith("<!-- drawn by graphviz-pure -->")
@@ -394,7 +404,14 @@ def test_what_is_no_path_of_a_diagram(path: object) -> None:
         draw(Net(), IMAGE).save(path)
 
 
-def test_a_notebook_gets_text_and_picture() -> None:
-    bundle = draw(Net(), IMAGE)._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "image/svg+xml"}
+def test_a_notebook_gets_text_and_a_picture_where_one_can_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_renderers(monkeypatch, tmp_path)
+    diagram = draw(Net(), IMAGE)
+    (text,) = diagram._repr_mimebundle_().items()
+    assert text == ("text/plain", f"{diagram.text()}\n({rendering.HOW_TO_DRAW})")
+    install(tmp_path, "dot", "echo '<svg></svg>'")
+    bundle = diagram._repr_mimebundle_()
+    assert bundle["text/plain"] == diagram.text()
     assert "<svg" in bundle["image/svg+xml"]

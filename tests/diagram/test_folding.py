@@ -50,7 +50,7 @@ def one_change(model: nn.Module, at: int) -> fxpasses.Diagram:
 def test_few_boxes_are_left_as_they_are() -> None:
     diagram = draw(Stages(4), ROW)
     assert not any(box.is_folded for box in diagram.scene.boxes.values())
-    assert "folded" not in diagram.text()
+    assert "showing" not in diagram.text()
 
 
 @pytest.mark.parametrize("most", [1, 7, 40, 150])
@@ -60,15 +60,25 @@ def test_no_node_is_lost(model: nn.Module, most: int) -> None:
     assert len(whole.scene.boxes) > 150
     assert len(small.scene.boxes) <= most
     assert small.scene.counted() == whole.scene.counted()
-    assert f"folded into {len(small.scene.boxes)} boxes" in small.text()
+    folded_boxes = [box for box in small.scene.boxes.values() if box.is_folded]
+    single = len(small.scene.boxes) - len(folded_boxes)
+    assert f"showing {single} of {len(whole.scene.boxes)}, the rest in " in small.text()
+    names = [name for box in small.as_dict()["boxes"].values() for name in box["nodes"]]
+    assert names == [box.full_name for box in whole.scene.boxes.values()]
     assert all(a in small.scene.boxes and b in small.scene.boxes for a, b in small.scene.edges)
 
 
 def test_neighbours_built_alike_are_one_box() -> None:
     text = draw(Stages(60), ROW).text()
-    assert "first.1 ... first.59 (59 Block)" in text
-    assert "177 nodes" in text
+    assert "first.1 ... first.59 (59 x Block)" in text
+    assert "177 nodes, as first.0" in text
     assert "first_0_linear" in text
+
+
+def test_what_is_built_alike_elsewhere_is_one_box() -> None:
+    text = draw(Stages(60), ROW).text()
+    assert "second (Sequential)" in text
+    assert "180 nodes, as first" in text
 
 
 def test_a_change_stays_in_sight_among_many_nodes() -> None:
@@ -91,7 +101,7 @@ def test_a_box_says_what_was_changed_inside_of_it() -> None:
     assert [box.sign for box in everything.scene.boxes.values()] == [Sign.KEPT]
     (box,) = one_box(diagram)
     assert box.sign is Sign.CHANGED
-    assert "+1" in box.name
+    assert "+1" in box.detail
 
 
 def one_box(diagram: fxpasses.Diagram) -> list[object]:
