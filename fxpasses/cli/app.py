@@ -9,8 +9,10 @@ import fxpasses
 from fxpasses.cli.choices import (
     Capturing,
     Checks,
+    Color,
     Dumping,
     Failure,
+    Picture,
     Pipeline,
     Showing,
     Sizes,
@@ -108,6 +110,50 @@ Report = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Details = Annotated[bool, typer.Option("--details", help="Print everything, not one screen.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        show_default=False,
+        help="Write the picture here, in the form of the suffix: .svg, .png, .dot, .txt. Without, "
+        "the graph is printed as text.",
+    ),
+]
+Colors = Annotated[
+    Color,
+    typer.Option(
+        "--color",
+        "--colour",
+        help="What colours show. change: what became of each node, or its kind; error: what the "
+        "verifier found; memory: bytes of results; saved: bytes that autograd keeps.",
+    ),
+]
+Focus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NODE", show_default=False, help="Show only what is near to this node or module."
+    ),
+]
+Hops = Annotated[int, typer.Option(metavar="N", min=0, help="How near, with --focus.")]
+Boxes = Annotated[
+    int,
+    typer.Option(
+        "--most-boxes", metavar="N", min=1, help="Fold the graph into at most so many boxes."
+    ),
+]
+Drawer = Annotated[
+    str | None,
+    typer.Option(
+        "--renderer",
+        metavar="NAME",
+        show_default=False,
+        help="dot, graphviz-pure or text; without, the first that there is.",
+    ),
+]
 
 
 def _show_version(asked: bool) -> None:
@@ -350,6 +396,70 @@ def advise(  # noqa: PLR0913  each is an option of the command
         commands.advise(
             Subject(model, tuple(input or ()), train=train, seed=seed),
             Showing(report, json=json, details=details),
+        )
+
+
+@app.command(short_help="The graph of a model, as a picture or as text.")
+def draw(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    input: Inputs = None,  # noqa: A002  the name of the option
+    train: Train = False,
+    output: Output = None,
+    color: Colors = Color.CHANGE,
+    focus: Focus = None,
+    hops: Hops = 2,
+    most_boxes: Boxes = 150,
+    renderer: Drawer = None,
+    seed: Seed = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw the graph of MODEL, or print it."""
+    with told(debug=debug):
+        from fxpasses.cli import pictures  # noqa: PLC0415  it loads torch
+
+        pictures.draw(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            Picture(output, color, focus, hops, most_boxes, renderer, json),
+        )
+
+
+@app.command(
+    short_help="What passes do to a model, as a picture or as text.",
+    epilog="Such as: fxpasses diff torchvision:resnet18 -i 1x3x224x224 -o diff.svg",
+)
+def diff(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    passes: Passes = "inference",
+    input: Inputs = None,  # noqa: A002  the name of the option
+    target: Target = None,
+    train: Train = False,
+    skip: Skip = None,
+    only: Only = None,
+    registry: Registries = None,
+    output: Output = None,
+    color: Colors = Color.CHANGE,
+    focus: Focus = None,
+    hops: Hops = 2,
+    most_boxes: Boxes = 150,
+    renderer: Drawer = None,
+    seed: Seed = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw MODEL before and after the passes as one graph: what came, went, changed, was refused.
+
+    Nothing is verified, except for --color error.
+    """
+    with told(debug=debug):
+        from fxpasses.cli import pictures  # noqa: PLC0415  it loads torch
+
+        pictures.diff(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            _pipeline(passes, registry, target, skip, only),
+            Picture(output, color, focus, hops, most_boxes, renderer, json),
         )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from pathlib import Path
+from typing import Any
 
 
 class Verify(StrEnum):
@@ -32,6 +33,15 @@ class Sizes(StrEnum):
     GUARDS = auto()
     KINDS = auto()
     SHAPES = auto()
+
+
+class Color(StrEnum):
+    """What the colours of a picture show."""
+
+    CHANGE = auto()
+    ERROR = auto()
+    MEMORY = auto()
+    SAVED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +98,26 @@ class Capturing:
     sizes: Sizes = Sizes.GUARDS
     leaf_functions: tuple[str, ...] = ()
     code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What of a graph is shown, how, and where it goes."""
+
+    output: Path | None = None
+    color: Color = Color.CHANGE
+    focus: str | None = None
+    hops: int = 2
+    most_boxes: int = 150
+    renderer: str | None = None
+    json: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """As `fxpasses.draw` and `fxpasses.diff` take them."""
+        return {
+            "color": self.color.value,
+            "focus": self.focus,
+            "hops": self.hops,
+            "most_boxes": self.most_boxes,
+            "renderer": self.renderer,
+        }

@@ -46,9 +46,9 @@ def run(
     """
     files.require(output, "--output", files.RESULTS)
     files.require(showing.report, "--report", files.REPORTS)
-    model, call = _made(subject)
+    model, call = made(subject)
     args, kwargs = call or (None, None)
-    registry, passes = _resolved(pipeline)
+    registry, passes = resolved(pipeline)
     with beside(), Bar("preparing", passes) as bar:
         result = fxpasses.run(
             model,
@@ -82,9 +82,9 @@ def _require_verified(report: Report, checks: Checks) -> None:
 def plan(subject: Subject, pipeline: Pipeline, showing: Showing) -> None:
     """Report what `run` would do."""
     files.require(showing.report, "--report", files.REPORTS)
-    model, call = _made(subject)
+    model, call = made(subject)
     args, kwargs = call or (None, None)
-    registry, passes = _resolved(pipeline)
+    registry, passes = resolved(pipeline)
     with beside(), Bar("planning"):
         report = fxpasses.plan(
             model,
@@ -108,9 +108,9 @@ def explain(
 ) -> None:
     """Report which conditions hold where."""
     files.require(showing.report, "--report", files.REPORTS)
-    model, call = _made(subject)
+    model, call = made(subject)
     args, kwargs = call or (None, None)
-    registry, passes = _resolved(pipeline)
+    registry, passes = resolved(pipeline)
     with beside(), Bar("explaining"):
         explanation = fxpasses.explain(
             model,
@@ -156,9 +156,9 @@ def _only(listing: Listing, names: Sequence[str]) -> Listing:
 def capture(subject: Subject, capturing: Capturing, showing: Showing) -> None:
     """Report what becomes a graph and what does not, or show the code."""
     files.require(showing.report, "--report", files.REPORTS)
-    model, call = _made(subject)
+    model, call = made(subject)
     with beside(), Bar("capturing"):
-        call, how = (call, "given") if call is not None else _inferred(model)
+        call, how = call_or_inferred(model, call)
         args, kwargs = call or (None, None)
         captured = fxpasses.capture(
             model,
@@ -179,14 +179,17 @@ def capture(subject: Subject, capturing: Capturing, showing: Showing) -> None:
 def advise(subject: Subject, showing: Showing) -> None:
     """Report what will cost speed."""
     files.require(showing.report, "--report", files.REPORTS)
-    model, call = _made(subject)
+    model, call = made(subject)
     args, kwargs = call or (None, None)
     with beside(), Bar("looking"):
         advice = fxpasses.advise(model, args, kwargs)
     show(advice, showing)
 
 
-def _inferred(model: nn.Module) -> tuple[Call | None, str]:
+def call_or_inferred(model: nn.Module, call: Call | None) -> tuple[Call | None, str]:
+    """The call that was given, else one that is found out if there is one; and which it is."""
+    if call is not None:
+        return call, "given"
     found = infer_arguments(model)
     if found is None:
         return None, "none"
@@ -194,7 +197,7 @@ def _inferred(model: nn.Module) -> tuple[Call | None, str]:
     return (arguments.args, dict(arguments.kwargs)), f"inferred: {text}"
 
 
-def _made(subject: Subject) -> tuple[nn.Module, Call | None]:
+def made(subject: Subject) -> tuple[nn.Module, Call | None]:
     """The model in its mode, and the example call if one is given."""
     call = call_of(subject.inputs, subject.seed)
     _find_modules_here()
@@ -203,7 +206,8 @@ def _made(subject: Subject) -> tuple[nn.Module, Call | None]:
     return model.train(subject.train), call
 
 
-def _resolved(pipeline: Pipeline) -> tuple[Registry, Group]:
+def resolved(pipeline: Pipeline) -> tuple[Registry, Group]:
+    """The passes that were asked for, and where they were looked up."""
     registry = _registry(pipeline.registries)
     with beside():
         return registry, registry.resolve(pipeline.passes)

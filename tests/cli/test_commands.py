@@ -368,7 +368,7 @@ def test_passes_lists_only_what_is_named() -> None:
 
 
 def test_every_command_has_its_help_in_plain_text() -> None:
-    for command in ("run", "plan", "passes", "capture", "advise"):
+    for command in ("run", "plan", "passes", "capture", "advise", "draw", "diff"):
         done = call(command, "--help")
         assert done.exit_code == 0
         assert f"{command} [OPTIONS]" in done.stdout
