@@ -98,6 +98,16 @@ def test_casts_to_narrow_floats_do_not_round() -> None:
     torch.testing.assert_close(value, expected, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.parametrize("op", [lambda x: x / 255, lambda x: x * 0.1, lambda x: x.sqrt()])
+def test_whole_numbers_become_floats_without_rounding(op: Callable[[Tensor], Tensor]) -> None:
+    pixels = torch.arange(256, dtype=torch.uint8)
+
+    with float64() as seen:
+        value = seen.reads(op(pixels))
+
+    assert torch.equal(value, op(pixels.double()))
+
+
 def test_an_expanded_weight_is_widened_once() -> None:
     weight = torch.randn(4).expand(1000, 4)
 
