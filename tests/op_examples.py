@@ -755,6 +755,7 @@ EXAMPLES: dict[Op, list[Example]] = {
     ],
     Op.EYE: [*_factory(n=3), *_factory(n=3, m=4)],
     Op.TENSOR: _factory(data=2.0),
+    Op.AS_TENSOR: [example(data=[1.0, 2.0]), example(data=[1, 2], dtype=torch.float64)],
     Op.ZEROS_LIKE: _like(),
     Op.ONES_LIKE: _like(),
     Op.FULL_LIKE: _like(fill_value=2.0),

@@ -49,6 +49,7 @@ _LOOKS_INTO_ITS_INPUT: Final = frozenset(
         Op.GETITEM,
         Op.POSITIVE,
         Op.TENSOR,
+        Op.AS_TENSOR,
         Op.DROPOUT,
         Op.FEATURE_DROPOUT,
         Op.ALPHA_DROPOUT,

@@ -289,6 +289,7 @@ class Op(StrEnum):
     LINSPACE = auto()
     EYE = auto()
     TENSOR = auto()
+    AS_TENSOR = auto()
     ZEROS_LIKE = auto()
     ONES_LIKE = auto()
     FULL_LIKE = auto()

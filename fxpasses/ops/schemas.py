@@ -115,22 +115,21 @@ _DUNDER_METHODS: Final[Mapping[Any, str]] = {
     for name in (f"__{bare}__", f"__i{bare}__", f"__r{bare}__")
     if (method := getattr(Tensor, name, None)) is not None
 }
+
+
+def _of_data(name: str, **options: Any) -> Schema:
+    keywords = (Parameter(key, default=one, keyword_only=True) for key, one in options.items())
+    return Schema(name, (Parameter("data"), *keywords))
+
+
 _BUILTINS: Final[Mapping[Callable[..., Any], Schema]] = {
     getattr: Schema(
         "getattr",
         (Parameter("input"), Parameter("name"), Parameter("default", default=None)),
         False,
     ),
-    torch.tensor: Schema(
-        "tensor",
-        (
-            Parameter("data"),
-            *(
-                Parameter(name, default=default, keyword_only=True)
-                for name, default in (("dtype", None), ("device", None), ("pin_memory", False))
-            ),
-        ),
-    ),
+    torch.tensor: _of_data("tensor", dtype=None, device=None, pin_memory=False),
+    torch.as_tensor: _of_data("as_tensor", dtype=None, device=None),
     torch.einsum: Schema("einsum", (Parameter("equation"), Parameter("operands", variadic=True))),
 }
 

@@ -15,6 +15,7 @@ FACTORY_TABLE: dict[Op, Spellings] = {
     Op.LINSPACE: spell("linspace"),
     Op.EYE: spell("eye"),
     Op.TENSOR: spell("tensor", "scalar_tensor"),
+    Op.AS_TENSOR: spell(functions=(torch.as_tensor,)),
     Op.ZEROS_LIKE: spell("zeros_like"),
     Op.ONES_LIKE: spell("ones_like"),
     Op.FULL_LIKE: spell("full_like"),
