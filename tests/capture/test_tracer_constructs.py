@@ -84,6 +84,32 @@ def masked_by_input(self: Any, x: Tensor) -> Tensor:
     return x * copied
 
 
+def _branch_on_numbers(_: Any, x: Tensor) -> Tensor:
+    spread = torch.tensor([0.5, 0.25])
+    return x if (spread == 0).any() else x / spread.view(-1)[0]
+
+
+def _branch_where_x_is(_: Any, x: Tensor) -> Tensor:
+    spread = torch.as_tensor([0.5, 0.25], dtype=x.dtype, device=x.device)
+    return x * 2 if bool((spread > 0).all()) else x
+
+
+def _branch_on_written(_: Any, x: Tensor) -> Tensor:
+    spread = torch.zeros(2)
+    spread.add_(x.sum())
+    return x if (spread > 0).any() else x * 2
+
+
+def _branch_on_view(_: Any, x: Tensor) -> Tensor:
+    spread = torch.zeros(2)
+    spread[:1].copy_(x.flatten()[:1])
+    return x if (spread > 0).any() else x * 2
+
+
+def _branch_on_random(_: Any, x: Tensor) -> Tensor:
+    return x if torch.rand(1) > 0.5 else x * 2
+
+
 def added_in_place(self: Any, x: Tensor) -> Tensor:
     y = x * 2
     alias = y
@@ -407,6 +433,11 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
     ("size_and", lambda s, x: x * (x.shape[1] and 2), {}, CONTROL_FLOW, CAPTURED),
     ("item", lambda s, x: x * x.sum().item(), {}, CAPTURED, CAPTURED),
     ("tolist", lambda s, x: x * x.flatten().tolist()[0], {}, CAPTURED, CAPTURED),
+    ("branch_on_numbers", _branch_on_numbers, {}, CAPTURED, CAPTURED),
+    ("branch_on_numbers_where_x_is", _branch_where_x_is, {}, CAPTURED, CAPTURED),
+    ("branch_on_written_numbers", _branch_on_written, {}, CONTROL_FLOW, CONTROL_FLOW),
+    ("branch_on_written_view", _branch_on_view, {}, CONTROL_FLOW, CONTROL_FLOW),
+    ("branch_on_random_numbers", _branch_on_random, {}, CONTROL_FLOW, CONTROL_FLOW),
     ("data_branch", lambda s, x: x * 2 if x.sum() > 0 else x, {}, CONTROL_FLOW, CONTROL_FLOW),
     (
         "item_branch",

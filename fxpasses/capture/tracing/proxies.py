@@ -117,6 +117,8 @@ class Value:
     def __hash__(self) -> int:
         if self.tracer.evaluating or not _is_called_by_the_model():
             return id(self)
+        if self.is_tensor:  # found by its identity, which no graph follows
+            raise self._refusal("a traced value as a key")
         return hash(self.tracer.decide(self, "a traced value as a key"))
 
     def __contains__(self, item: object) -> bool:

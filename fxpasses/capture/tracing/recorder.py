@@ -24,6 +24,7 @@ from fxpasses.capture.tracing.internals import (
 )
 from fxpasses.capture.tracing.memory import Memory
 from fxpasses.capture.tracing.names import is_identifier
+from fxpasses.capture.tracing.numbers import follows_from_numbers
 from fxpasses.capture.tracing.operands import Operands, Outcome
 from fxpasses.capture.tracing.paths import Paths
 from fxpasses.capture.tracing.proxies import (
@@ -325,6 +326,9 @@ class Recorder:
     def decide(self, value: Value, question: str) -> Any:
         """The value that Python may decide on, guarded where it depends on sizes."""
         known, taint = value.known, value.taint
+        if isinstance(known, Tensor) and known.numel() == 1 and follows_from_numbers(value.node):
+            with self.quiet():
+                known, taint = known.item(), Taint.FIXED
         may_decide = known is not UNKNOWN and not isinstance(known, Tensor)
         if may_decide and taint is Taint.FIXED:
             self.reads_device = True  # the index of one, for all we know
