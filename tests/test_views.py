@@ -19,6 +19,7 @@ from fxpasses.views import (
     Binary,
     Cast,
     Cat,
+    ConstantView,
     Conv,
     Dropout,
     Flatten,
@@ -36,6 +37,7 @@ from fxpasses.views import (
     seen_through,
     view_at,
 )
+from tests.support import bare
 
 IMAGE = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 aten = torch.ops.aten
@@ -650,6 +652,43 @@ def test_the_first_kind_that_shows_the_op_is_taken() -> None:
     assert type(view_at(norm, View, BatchNorm)) is View
     assert view_at(relu, BatchNorm, Conv, Linear) is None
     assert view_at(None, View) is None
+
+
+@pytest.mark.parametrize(
+    ("look", "shape"),
+    [
+        (lambda m: m.norm.weight, (4,)),
+        (lambda m: m.norm.weight[None, :, None].view(-1, 1), (4, 1)),
+        (lambda m: m.conv.weight.permute(1, 0, 2, 3).select(2, 0).flatten(), (36,)),
+        (lambda m: torch.tensor([1.0, 2.0])[1], ()),
+        (lambda m: torch.as_tensor([[1.0, 2.0]]).t(), (2, 1)),
+    ],
+)
+def test_constants_are_known_in_any_shape(look: Any, shape: tuple[int, ...]) -> None:
+    module = bare(Model(lambda m, x: x.sum() * look(m)))
+    *_, product, _ = module.graph.nodes
+
+    found = ConstantView.at(product.args[1])
+
+    assert found is not None
+    assert found.shape == shape
+    seen = module.graph.owning_module(torch.zeros(2, 4, 8, 8) + 1)
+    torch.testing.assert_close(found.of(found.tensor) * 512, seen)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda m, x: m.norm.weight.view(torch.int32),
+        lambda m, x: m.norm.weight.view(x.size(1), -1),
+        lambda m, x: m.norm.weight.unsqueeze(0).exp(),
+        lambda m, x: torch.tensor([x.size(0)]),
+    ],
+)
+def test_what_hangs_on_more_than_a_constant_is_none(look: Any) -> None:
+    module = bare(Model(lambda m, x: x.sum() * look(m, x)))
+    *_, product, _ = module.graph.nodes
+    assert ConstantView.at(product.args[1]) is None
 
 
 def test_what_only_hands_on_is_seen_through() -> None:

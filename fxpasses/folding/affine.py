@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from fxpasses.analysis.constants import is_ordinary
 from fxpasses.core import Condition, Editor, Facts, Fold, widened
-from fxpasses.views import Conv, Flatten, Weighted, carried
+from fxpasses.views import ConstantView, Conv, Flatten, Weighted, carried
 
 Values: TypeAlias = Mapping[str, Tensor]
 Formula: TypeAlias = "Callable[[Site, Values], Tensor]"
@@ -47,8 +47,18 @@ class Affine(ABC):
         """The constant tensors that it is made of, by name."""
 
     @property
+    def constants(self) -> Sequence[ConstantView]:
+        """The operands of calls that are constant tensors."""
+        return ()
+
+    @property
     def is_constant(self) -> bool:
         """Whether all that it is made of is known."""
+        return True
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether each row of its tensors, of which there is one a channel, is the channel's."""
         return True
 
     @property
@@ -68,6 +78,11 @@ class Affine(ABC):
     @abstractmethod
     def scale_bound(self) -> float:
         """No factor is larger in magnitude; not finite where that cannot be told."""
+
+    @property
+    def amounts(self) -> Values:
+        """What `scale` and `shift` are to be given."""
+        return {name: widened(tensor) for name, tensor in self.tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,11 @@ class Site:
     def between(self) -> tuple[Node, ...]:
         """What the rewrite makes superfluous, and others may read."""
         return (self.first, *self.passing)
+
+    @property
+    def steps(self) -> Sequence[tuple[Node, Sequence[Node]]]:
+        """What computes the value in between, and with each what hands on its value."""
+        return ((self.first, self.passing),)
 
     @property
     def is_transposed(self) -> bool:
@@ -150,6 +170,21 @@ def nothing_writes_the_parameters(site: Site, facts: Facts) -> str | None:
     return next((f"the {name} is written in the graph" for name in written), None)
 
 
+def constants_stay_inside(site: Site, facts: Facts) -> str | None:
+    """Who gets a constant may write it; what is made anew in each call may be written in it."""
+    end = site.last.graph.output_node()
+    for constant in site.affine.constants:
+        seen = constant.seen
+        if not isinstance(seen, Node):
+            continue
+        if constant.is_held:
+            if facts.may_alias(end, seen):
+                return f"the model returns {seen.name}"
+        elif writer := facts.written_between(next(iter(seen.graph.nodes)), site.last, seen):
+            return f"{writer.name} may write {seen.name}"
+    return None
+
+
 def no_parameter_is_trained(site: Site, facts: Facts) -> str | None:
     trained = (name for name, t in site.known.items() if facts.training and t.requires_grad)
     return next((f"the {name} is to be trained" for name in trained), None)
@@ -175,7 +210,7 @@ def nothing_writes_between(site: Site, facts: Facts) -> str | None:
     return None
 
 
-def padding_is_not_shifted(site: Site, _: Facts) -> str | None:
+def padding_is_not_shifted(site: Site, _: Facts | None = None) -> str | None:
     """A map in front shifts what a padded convolution sees as zero."""
     if not (site.is_in_front and isinstance(site.layer, Conv) and site.affine.shifts):
         return None
@@ -230,6 +265,7 @@ REMEDIES: Final[Mapping[Condition[Any], str]] = {
     parameters_are_plain_tensors: "make plain float tensors of them: dequantise, densify, or "
     "take off the tensor subclass",
     nothing_writes_the_parameters: "do not write weights or statistics in forward",
+    constants_stay_inside: "return a clone of the constant, and write to none",
     no_parameter_is_trained: "call model.eval() first, or pass training=False, if the result "
     "is not to be trained",
     result_keeps_its_dtype: "keep layer and norm in one dtype, or pass example_inputs so that "
@@ -253,15 +289,20 @@ def remedies_of(conditions: Sequence[Condition[Any]]) -> dict[Condition[Any], st
 # -- the rewrite
 
 
-def fold(site: Site, edit: Editor) -> Node:
-    """Let the layer take up the map, and return the new layer."""
+def fold(site: Site, edit: Editor, entered: Node | None = None) -> Node:
+    """Let the layer take up the map, and return the new layer.
+
+    `entered` is what it is given by a map in front of it, where that is not the map's input.
+    """
     weight = _folded(site, edit, folded_weight)
     bias = _folded(site, edit, folded_bias) if site.makes_bias else None
     with edit.before(site.layer.node):
         fused = site.layer.with_parameters(edit, weight, bias)
     result = fused
     if site.is_in_front:
-        old, new = carried(edit, site.first, site.passing, site.affine.input)
+        old, new = site.first, site.affine.input if entered is None else entered
+        for first, passing in site.steps:
+            old, new = carried(edit, first, passing, new)
         edit.rewire(fused, old, new)
     else:
         _, result = carried(edit, site.first, site.passing, fused)
@@ -279,6 +320,7 @@ def _folded(site: Site, edit: Editor, formula: Formula) -> Fold:
         dtype=site.known["weight"].dtype,
         by_rows=formula is folded_weight
         and site.channel_axis == 0
+        and site.affine.is_by_rows
         and all(t.dim() and len(t) == rows for t in sources.values()),
     )
 
@@ -301,6 +343,7 @@ def times(weight: Tensor, factor: Tensor, site: Site) -> Tensor:
     """The weight, each channel on `site.channel_axis` multiplied by its factor."""
     if factor.dim() == 0:
         return weight * factor
+    factor = factor.to(weight.device)  # which numbers lie on none
     kernel = [1] * (weight.dim() - 2)
     if site.channel_axis == 0:
         return weight * factor.reshape(-1, 1, *kernel)

@@ -7,13 +7,10 @@ The new weights are computed in float64 and rounded once, so the outputs move by
 layer may be transposed, grouped or linear.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxpasses.core import (
@@ -25,101 +22,11 @@ from fxpasses.core import (
     Refusal,
     Step,
     is_replaced,
-    widened,
 )
 from fxpasses.folding import affine
-from fxpasses.folding.affine import Affine, Site, Values
-from fxpasses.ops import Op
-from fxpasses.views import (
-    Binary,
-    Conv,
-    Linear,
-    Negation,
-    constant,
-    first_layer_at,
-    seen_through,
-    view_at,
-)
-
-MOST_TAKEN: Final = 4.0
-"""What a summand in front may add to the layer's output, where that is of the size of one: as many
-standard deviations as a norm in front may take away."""
-
-Number: TypeAlias = bool | int | float
-_OPS: Final = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.DIV})
-_KINDS: Final[tuple[type[Binary | Negation], ...]] = (Binary, Negation)
-
-
-@dataclass(frozen=True)
-class Arithmetic(Affine):
-    """A sum, difference, product or quotient of a value and a constant, or a negation."""
-
-    noun: ClassVar[str] = "the constant"
-    call: Binary | Negation
-    value: Node
-    constant: Number | Tensor | None = None
-    """None in a negation."""
-    is_first: bool = False
-    """Whether the constant is the left operand."""
-    alpha: Number = 1
-    """What the right operand of a sum or difference is multiplied with."""
-
-    @property
-    def node(self) -> Node:
-        return self.call.node
-
-    @property
-    def input(self) -> Node:
-        return self.value
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        return {"constant": self.constant} if isinstance(self.constant, Tensor) else {}
-
-    @property
-    def shifts(self) -> bool:
-        return self.call.op in (Op.ADD, Op.SUB)
-
-    def scale(self, values: Values) -> Tensor:
-        op = self.call.op
-        if op is Op.MUL:
-            return self._amount(values)
-        if op is Op.DIV:
-            return 1 / self._amount(values)
-        is_negative = op is Op.NEG or (op is Op.SUB and self.is_first)
-        factor = self.alpha if self.shifts and self.is_first else 1
-        return _wide(-factor if is_negative else factor)
-
-    def shift(self, values: Values) -> Tensor:
-        if not self.shifts:
-            return _wide(0)
-        amount = self._amount(values)
-        if self.is_first:
-            return amount
-        return amount * (-self.alpha if self.call.op is Op.SUB else self.alpha)
-
-    def _amount(self, values: Values) -> Tensor:
-        """The constant: one number, or one for each channel."""
-        if isinstance(self.constant, Tensor):
-            amount = values["constant"]
-            amount = amount if amount.is_complex() else amount.to(torch.float64)
-            return amount.reshape(()) if amount.numel() == 1 else amount.flatten()
-        assert self.constant is not None, "only a negation has none"
-        return _wide(self.constant)
-
-    @property
-    def amounts(self) -> Values:
-        """What `scale` and `shift` are to be given."""
-        return {name: widened(tensor) for name, tensor in self.tensors.items()}
-
-    @property
-    def scale_bound(self) -> float:
-        scale = self.scale(self.amounts)
-        return float(scale.abs().max()) if scale.numel() else 0.0
-
-
-def _wide(number: Number) -> Tensor:
-    return torch.tensor(float(number), dtype=torch.float64)
+from fxpasses.folding.affine import Site
+from fxpasses.folding.arithmetic import CALLS, Arithmetic, axes_behind, is_finite, little_cancels
+from fxpasses.views import Conv, Linear, first_layer_at, seen_through, view_at
 
 
 @dataclass(frozen=True)
@@ -133,33 +40,21 @@ class ScaleSite(Site):
 
 
 def constant_is_no_dividend(site: ScaleSite, _: Facts) -> str | None:
-    call = site.affine
-    is_dividend = call.call.op is Op.DIV and call.is_first
-    return f"it divides the constant by {call.value.name}" if is_dividend else None
+    value = site.affine.value.name
+    return f"it divides the constant by {value}" if site.affine.divides else None
 
 
 def constant_is_finite(site: ScaleSite, _: Facts) -> str | None:
-    amounts = site.affine.amounts
-    parts = site.affine.scale(amounts), site.affine.shift(amounts)
-    if all(bool(torch.isfinite(part).all()) for part in parts):
-        return None
-    return "it divides by zero, or the constant is not finite"
+    given = "it divides by zero, or the constant is not finite"
+    return None if is_finite(site.affine) else given
 
 
 def constant_is_one_number_a_channel(site: ScaleSite, facts: Facts) -> str | None:
-    """Broadcasting counts axes from the last one; the layer's output may lack a batch."""
-    held = site.affine.constant
-    if not isinstance(held, Tensor) or held.dim() == 0:
-        return None
-    weight = site.known["weight"]
-    behind = weight.dim() - 2 if isinstance(site.layer, Conv) else 0
-    most = behind + 1 if isinstance(site.layer, Conv) else 1
-    if held.dim() > most and held.dim() > (facts.rank(site.affine.value) or 0):
-        return "the constant may have more axes than the value"
-    channels = held.shape[-1 - behind] if held.dim() > behind else 1
-    if held.numel() != channels or channels not in (1, site.channels):
-        return f"the constant has the shape {tuple(held.shape)}, the value {site.channels} channels"
-    return None
+    """The layer's output may lack a batch."""
+    behind = axes_behind(site.layer)
+    sure = behind + 1 if isinstance(site.layer, Conv) else 1
+    most = max(sure, facts.rank(site.affine.value) or 0)
+    return site.affine.mismatch(site.channels, behind, most)
 
 
 def dtype_is_known_to_stay(site: ScaleSite, facts: Facts) -> str | None:
@@ -181,19 +76,6 @@ def no_write_is_seen(site: ScaleSite, facts: Facts) -> str | None:
     return reason and f"{reason}, which is written"
 
 
-def little_cancels(site: ScaleSite, _: Facts) -> str | None:
-    """Folded, the layer adds up what the constant in front of it would have taken away before."""
-    if not (site.is_in_front and site.affine.shifts):
-        return None
-    weight = widened(site.known["weight"])
-    shift = site.affine.shift(site.affine.amounts)
-    moved = torch.linalg.vector_norm(affine.times(weight, shift, site))
-    taken = float(moved) / math.sqrt(max(1, len(weight)))
-    if not taken > MOST_TAKEN:
-        return None
-    return f"the constant moves the layer's output by {taken:.1f}, in front of it"
-
-
 class FoldScale(GraphPass):
     """Fold constant factors and summands into the layers before or behind them.
 
@@ -211,6 +93,7 @@ class FoldScale(GraphPass):
         affine.parameters_are_constant,
         affine.parameters_are_plain_tensors,
         affine.nothing_writes_the_parameters,
+        affine.constants_stay_inside,
         affine.no_parameter_is_trained,
         constant_is_one_number_a_channel,
         dtype_is_known_to_stay,
@@ -273,34 +156,16 @@ def _step(site: ScaleSite, made: list[Node]) -> Step:
 
 
 def _behind_a_layer(node: Node) -> ScaleSite | None:
-    found = view_at(node, *_KINDS)
-    call = None if found is None else _arithmetic(found)
+    found = view_at(node, *CALLS)
+    call = None if found is None else Arithmetic.of(found)
     layer, passing = (None, ()) if call is None else seen_through(call.value, Conv, Linear)
     return None if call is None or layer is None else ScaleSite(layer, call, passing=passing)
 
 
 def _in_front_of(node: Node) -> ScaleSite | None:
     layer = first_layer_at(node)
-    found, passing = (None, ()) if layer is None else seen_through(layer.input, *_KINDS)
-    call = None if found is None else _arithmetic(found)
+    found, passing = (None, ()) if layer is None else seen_through(layer.input, *CALLS)
+    call = None if found is None else Arithmetic.of(found)
     if layer is None or call is None:
         return None
     return ScaleSite(layer, call, is_in_front=True, passing=passing)
-
-
-def _arithmetic(call: Binary | Negation) -> Arithmetic | None:
-    if isinstance(call, Negation):
-        value = call.input
-        return Arithmetic(call, value) if isinstance(value, Node) else None
-    if call.op not in _OPS or call.rounding_mode is not None or not _is_number(call.alpha):
-        return None
-    sides = ((call.left, call.right, False), (call.right, call.left, True))
-    for value, other, is_first in sides:
-        known = other if _is_number(other) else constant(other)
-        if isinstance(value, Node) and known is not None and constant(value) is None:
-            return Arithmetic(call, value, known, is_first, call.alpha)
-    return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, bool | int | float)

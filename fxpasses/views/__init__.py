@@ -2,7 +2,9 @@
 
 from fxpasses.ops import reads_only_metadata
 from fxpasses.views.base import View, constant, view_at
+from fxpasses.views.channels import Picked, puts_axis_back
 from fxpasses.views.constant_products import ConstantProduct
+from fxpasses.views.constant_views import ConstantView
 from fxpasses.views.elementwise import (
     HAND_ON,
     Activation,
@@ -31,7 +33,7 @@ from fxpasses.views.pools import Pool
 from fxpasses.views.products import Attention, Matmul
 from fxpasses.views.rows import rows_of
 from fxpasses.views.score_links import Bias, Factor, Fill, is_alike_for_keys, negated
-from fxpasses.views.shapes import Cast, Cat, Flatten, Permute, Reduce, Reshape, Split
+from fxpasses.views.shapes import Cast, Cat, Clone, Flatten, Permute, Reduce, Reshape, Split
 from fxpasses.views.written_attention import WrittenAttention, written_attention
 
 __all__ = [
@@ -44,7 +46,9 @@ __all__ = [
     "Binary",
     "Cast",
     "Cat",
+    "Clone",
     "ConstantProduct",
+    "ConstantView",
     "Conv",
     "ConvOfUnit",
     "Dropout",
@@ -58,6 +62,7 @@ __all__ = [
     "Negation",
     "Norm",
     "Permute",
+    "Picked",
     "Pool",
     "Reduce",
     "Reshape",
@@ -75,6 +80,7 @@ __all__ = [
     "is_affine",
     "is_alike_for_keys",
     "negated",
+    "puts_axis_back",
     "reads_only_metadata",
     "rows_of",
     "same_settings",

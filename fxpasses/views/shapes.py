@@ -57,6 +57,19 @@ class Permute(View):
 
 
 @dataclass(frozen=True)
+class Clone(View):
+    """The same values in memory of their own."""
+
+    ops: ClassVar[frozenset[Op] | None] = frozenset((Op.CLONE,))
+
+    @property
+    def memory_format(self) -> torch.memory_format | None:
+        """How the copy is to be laid out; None: as what is copied."""
+        given = self.operand("memory_format")
+        return None if given is torch.preserve_format else given
+
+
+@dataclass(frozen=True)
 class Cat(View):
     """Tensors joined along an axis: an old one (`cat`) or a new one (`stack`)."""
 
