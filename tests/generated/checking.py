@@ -24,6 +24,7 @@ PASSES = {
     "dce": Numerics.EXACT,
     "expand_composites": Numerics.ROUNDING,
     "fuse_attention": Numerics.ROUNDING,
+    "fold_input_norm": Numerics.ROUNDING,
     "fold_scale": Numerics.ROUNDING,
     "fuse_conv_bn": Numerics.ROUNDING,
     "inplace": Numerics.EXACT,
