@@ -147,6 +147,10 @@ class Site:
         return {n: t for n, t in {**own, **self.affine.tensors}.items() if t is not None}
 
     @cached_property
+    def scale_bound(self) -> float:
+        return self.affine.scale_bound
+
+    @cached_property
     def wide(self) -> Values:
         """What the map is made of, and the layer's bias, in float64."""
         return {name: widened(t) for name, t in self.known.items() if name != "weight"}
@@ -225,7 +229,7 @@ def padding_is_not_shifted(site: Site, _: Facts | None = None) -> str | None:
 
 
 def scale_is_finite(site: Site, _: Facts) -> str | None:
-    if math.isfinite(site.affine.scale_bound):
+    if math.isfinite(site.scale_bound):
         return None
     infinite = torch.isinf(site.affine.scale(site.wide)).any()
     return f"{site.affine.noun} divides by zero" if bool(infinite) else None
@@ -234,7 +238,7 @@ def scale_is_finite(site: Site, _: Facts) -> str | None:
 def weights_fit_their_dtype(site: Site, _: Facts) -> str | None:
     """Scaled weights leave the range of float16 soon."""
     dtype = site.known["weight"].dtype
-    if torch.finfo(dtype).tiny < 1e-30 and site.affine.scale_bound < 1e20:
+    if torch.finfo(dtype).tiny < 1e-30 and site.scale_bound < 1e20:
         return None
     values = {name: widened(t) for name, t in site.known.items()}
     for formula in (folded_weight, folded_bias):

@@ -10,7 +10,7 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
@@ -427,16 +427,12 @@ class Replacements:
 
     def _leaf_holders(self, replaced: Mapping[int, tuple[Any, Any]]) -> None:
         """The modules that define the leaf functions, through which `a.f(x)` finds them."""
-        wanted: dict[str, dict[int, Any]] = {}
         for number, (function, new) in replaced.items():
             package = (getattr(function, "__module__", None) or "").split(".")[0]
             if package not in ("", "torch", "math", "builtins"):
-                wanted.setdefault(package, {})[number] = new
-        for package, functions in wanted.items():
-            for holder in _modules_of(package):
-                names = [name for name, value in vars(holder).items() if id(value) in functions]
-                for name in names:
-                    self._patches.attribute(holder, name, functions[id(vars(holder)[name])])
+                for holder, name in _places_of(number, package):
+                    if vars(holder).get(name) is function:
+                        self._patches.attribute(holder, name, new)
 
     def _wrapped(self, except_for: Iterable[Callable[..., Any]]) -> None:
         """The functions that `torch.fx.wrap` names."""
@@ -461,11 +457,30 @@ def _module_asking(asking: FrameType) -> str:
     return name
 
 
-def _modules_of(package: str) -> list[ModuleType]:
-    inside = f"{package}."
-    names = [name for name in list(sys.modules) if name == package or name.startswith(inside)]
-    found = map(sys.modules.get, names)
-    return [module for module in found if isinstance(module, ModuleType)]
+_Place = tuple[ModuleType, str]
+_PLACES: Final[dict[str, tuple[Any, Mapping[int, Sequence[_Place]]]]] = {}
+"""Where the modules of a package hold what, by its `id`, and what was loaded at that time."""
+
+
+def _places_of(number: int, package: str) -> Sequence[_Place]:
+    """The modules of a package that hold the function with this `id`, and under which names."""
+    loaded = len(sys.modules), sys.modules.get(package)
+    found, places = _PLACES.get(package, (None, {}))
+    if found != loaded or number not in places:
+        places = _places_in(package)
+        _PLACES[package] = loaded, places
+    return places.get(number, ())
+
+
+def _places_in(package: str) -> Mapping[int, Sequence[_Place]]:
+    places: dict[int, list[_Place]] = {}
+    for path, module in list(sys.modules.items()):
+        # What is no module may stand there, too: it may even be None.
+        if path.partition(".")[0] == package and type(module) is ModuleType:
+            for name, value in vars(module).items():
+                if callable(value):
+                    places.setdefault(id(value), []).append((module, name))
+    return places
 
 
 def _named(new: Any, function: Any) -> Any:
