@@ -59,6 +59,8 @@ def entry_of(key: str) -> Entry:
 # Smaller than a user's pictures: the models take any size, and a sweep must end.
 _SEGMENTED: Final = 224
 _DETECTED: Final = (256, 320)
+_RESIZED: Final = 320
+"""Pixels of the shorter side that detectors scale pictures to; 800 by default, ssd has its own."""
 _FLOW: Final = (128, 192)
 _FRAMES: Final[Mapping[str, tuple[int, int]]] = {  # frames and pixels of the published weights
     "mvit_v1_b": (16, 224),
@@ -91,8 +93,12 @@ def _torchvision() -> Iterator[Entry]:
     }
     for family, (module, call) in families.items():
         for name in models.list_models(module=module):
-            options = {"quantize": True} if family == "quantized" else {}
-            yield Entry(family, name, _from_torchvision(name, options), call(name))
+            options: dict[str, Any] = {"quantize": True} if family == "quantized" else {}
+            note = ""
+            if family == "detection" and not name.startswith("ssd"):
+                options["min_size"] = _RESIZED
+                note = f"min_size={_RESIZED}"
+            yield Entry(family, name, _from_torchvision(name, options), call(name), note)
 
 
 def _from_torchvision(name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
