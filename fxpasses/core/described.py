@@ -39,8 +39,10 @@ def _described(known: Any) -> str:
         known = list(known.values())
     if isinstance(known, tuple | list):
         items = [_described(item) for item in known[:_ITEMS_SHOWN]]
-        items += ["..."] if len(known) > _ITEMS_SHOWN else []
-        return f"({', '.join(items)})" if any(items) else ""
+        if not any(items):
+            return ""
+        told = [item or "?" for item in items] + (["..."] if len(known) > _ITEMS_SHOWN else [])
+        return f"({', '.join(told)})"
     return ""
 
 

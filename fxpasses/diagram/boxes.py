@@ -25,7 +25,7 @@ def node_of(box: Box, scene: Scene) -> dict[str, str]:
         "penwidth": f"{paint.width:g}",
         "style": paint.style,
     }
-    if scene.scale is not None and box.measured is None:
+    if "unmeasured" in kind:
         look["style"] = "striped,dashed" if paint.dashed else "striped"
     if box.is_folded:
         look["peripheries"] = "2"
@@ -53,7 +53,7 @@ def frame_of(modules: Modules, *, continues: bool) -> dict[str, str]:
 def _paint(box: Box, scale: Scale | None, *, is_comparison: bool) -> tuple[Paint, str]:
     """The colours, and the class of the element."""
     kind = "folded" if box.is_folded else str(box.family)
-    if scale is None:
+    if scale is None or (box.sign is Sign.FAILED and box.measured is None):
         return paint_of(box.sign, box.family, is_comparison=is_comparison), kind
     if box.measured is None:
         sign = SIGNS.get(box.sign, UNMEASURED)
@@ -86,7 +86,9 @@ def _title(box: Box) -> str:
 
 def _label(box: Box, paint: Paint, scale: Scale | None) -> str:
     """The title with what it is called and its badges, and lines below it."""
-    quiet = paint.text if paint.text != INK else QUIET
+    is_heat = scale is not None and box.measured is not None
+    # On a dark fill nothing is told quietly.
+    quiet = paint.text if is_heat or paint.text != INK else QUIET
     title = font(cut(_title(box)), bold=True, color=paint.text)
     called = "" if box.is_folded or box.name == box.title else f" {cut(box.name)}"
     badges = "".join(_badge(one) for one in box.badges)

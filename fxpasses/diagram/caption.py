@@ -10,7 +10,12 @@ _CHANGES = (Sign.ADDED, Sign.REMOVED, Sign.CHANGED)
 
 def caption_of(scene: Scene) -> str:
     """The model, how many nodes there are, what became of them, and how many are seen."""
-    return ", ".join([printable(scene.title), *_numbers(scene), *_shown(scene)])
+    return f"{printable(scene.title)}, {numbers_of(scene)}"
+
+
+def numbers_of(scene: Scene) -> str:
+    """The same without the model."""
+    return ", ".join([*_numbers(scene), *_shown(scene)])
 
 
 def _numbers(scene: Scene) -> Iterator[str]:

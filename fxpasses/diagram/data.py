@@ -1,5 +1,6 @@
 """A scene as plain data: what a picture of it shows, by the ids of its elements."""
 
+import math
 from typing import Any
 
 from fxpasses.diagram.caption import caption_of
@@ -28,9 +29,14 @@ def _box(box: Box) -> dict[str, Any]:
         "value": box.value,
         "modules": [list(module) for module in box.modules],
         "badges": [[badge.sign.name.lower(), badge.text] for badge in box.badges],
-        "measured": None if box.measured is None else repr(box.measured),
+        "measured": _number(box.measured),
         "reasons": list(box.reasons),
         "notes": list(box.notes),
         "holds": {sign.name.lower(): count for sign, count in box.counted().items()},
         "nodes": list(box.members or (box.full_name,)),
     }
+
+
+def _number(value: float | None) -> float | str | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is None or math.isfinite(value) else str(value)

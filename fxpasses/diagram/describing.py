@@ -6,6 +6,7 @@ from torch.fx import Node
 
 from fxpasses.core import MODULE_STACK, ORIGIN, source_of
 from fxpasses.core.described import value_of
+from fxpasses.core.plain import installed_place
 from fxpasses.diagram.constants import constants_told
 from fxpasses.diagram.scene import Badge, Box, Family, Modules, Sign
 from fxpasses.ops import (
@@ -120,7 +121,7 @@ def _notes(node: Node) -> list[str]:
     constants = [one for one in node.all_input_nodes if one.op == "get_attr"]
     notes += constants_told(node, constants)
     if source := source_of(node):
-        notes.append(str(source))
+        notes.append(installed_place(str(source)))
     if origin := origin_of(node):
         by, *old = origin
         notes.append(f"made by {by}" + (f" of {', '.join(old)}" if old else ""))

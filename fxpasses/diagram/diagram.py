@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,13 @@ class Diagram:
         """What is shown, as plain data: boxes by the id of their element in the SVG, and edges."""
         return data_of(self.scene)
 
-    def svg(self) -> str:
+    def svg(self, *, prefix: str = "") -> str:
         """A picture that fits the width it is given; the text, drawn, where no Graphviz is there.
 
-        Its first comment says what drew it.
+        Its first comment says what drew it. The ids of its boxes are those of `as_dict`, behind
+        `prefix`, which tells them from those of another picture in one page.
         """
-        drawn = self._drawn("svg")
+        drawn = self._drawn("svg", prefix)
         if drawn.picture is None:
             return svg_of_text(self.text(), f"drawn as text: {drawn.by}")
         return _fitted(drawn.picture.decode(), drawn.by)
@@ -102,13 +104,13 @@ class Diagram:
             "image/svg+xml": _fitted(drawn.picture.decode(), drawn.by),
         }
 
-    def _drawn(self, form: Form) -> Drawn:
-        return render(self._dot_by, form, self.renderer)
+    def _drawn(self, form: Form, prefix: str = "") -> Drawn:
+        return render(partial(self._dot_by, prefix=prefix), form, self.renderer)
 
-    def _dot_by(self, drawn_by: str) -> str:
+    def _dot_by(self, drawn_by: str, prefix: str = "") -> str:
         from fxpasses.diagram.dot import dot_of  # noqa: PLC0415  loads graphviz
 
-        return dot_of(self.scene, drawn_by)
+        return dot_of(self.scene, drawn_by, prefix)
 
 
 def _required(drawn: Drawn) -> bytes:

@@ -55,14 +55,16 @@ _MARK: Final = {
     "margin": "0",
     "class": "mark",
 }
+_DEEPEST: Final = 12
+"""Frames in frames: beyond that many, nothing is told by one more."""
 _UNSEEN: Final = {"style": "invis", "label": "", "width": "0", "height": "0", "class": "unseen"}
 
 
-def dot_of(scene: Scene, drawn_by: str = "") -> str:
-    """The text of the graph; `drawn_by` is written on the picture."""
+def dot_of(scene: Scene, drawn_by: str = "", prefix: str = "") -> str:
+    """The text of the graph; `drawn_by` is written on it, and ids begin with `prefix`."""
     look = {**_GRAPH, "label": label(legend_of(scene, drawn_by))}
     graph = Digraph("fxpasses", graph_attr=look, node_attr=_NODES, edge_attr=_ARROWS)
-    drawing = _Drawing(scene, graph, columns_of(scene))
+    drawing = _Drawing(scene, graph, columns_of(scene), prefix)
     drawing.connect()
     drawing.place()
     return graph.source
@@ -73,6 +75,7 @@ class _Drawing:
     scene: Scene
     graph: Digraph
     columns: Mapping[str, int]
+    prefix: str
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     """Of each value that is read in another column."""
     marks: defaultdict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -162,7 +165,8 @@ class _Drawing:
         numbers = {one: number for number, one in enumerate(inside)}
         for held in inside[modules]:
             if isinstance(held, str):
-                part.node(held, **{"id": held, **node_of(self.scene.boxes[held], self.scene)})
+                look = node_of(self.scene.boxes[held], self.scene)
+                part.node(held, **{"id": f"{self.prefix}{held}", **look})
                 continue
             look = frame_of(held, continues=self._began_before(held, column))
             frame = Digraph(f"cluster_{column}_{numbers[held]}", graph_attr=look)
@@ -181,7 +185,8 @@ def _inside(boxes: Mapping[str, Box]) -> dict[Modules, list[str | Modules]]:
     """What stands directly in each module: keys of boxes, and modules."""
     found: dict[Modules, dict[str | Modules, None]] = defaultdict(dict, {(): {}})
     for key, box in boxes.items():
-        for depth in range(len(box.modules)):
-            found[box.modules[:depth]][box.modules[: depth + 1]] = None
-        found[box.modules][key] = None
+        modules = box.modules[:_DEEPEST]
+        for depth in range(len(modules)):
+            found[modules[:depth]][modules[: depth + 1]] = None
+        found[modules][key] = None
     return {modules: list(held) for modules, held in found.items()}

@@ -78,8 +78,13 @@ def _undone(record: Record) -> Iterator[tuple[str, str]]:
     for identifier in record.verification.undone:
         found = _REWRITE_ID.fullmatch(identifier)
         if found:
-            about = [note for note in said if f" in {identifier} " in f"{note} "]
-            yield found["name"].removeprefix("/"), f"undone: {'; '.join(about) or identifier}"
+            # A blame reads `PASS in ID at NODE (SOURCE): WHAT IS WRONG`.
+            about = [note.partition(f" in {identifier} at ")[2] for note in said]
+            wrong = "; ".join(text.partition(": ")[2] for text in about if text)
+            yield (
+                found["name"].removeprefix("/"),
+                f"{wrong or 'found wrong'} [undone: {identifier}]",
+            )
 
 
 def _errors(rewrite: RewriteRecord) -> Iterator[tuple[str, float]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from fxpasses.diagram.caption import caption_of
+from fxpasses.diagram.caption import numbers_of
 from fxpasses.diagram.labels import cell, cut, font, table
 from fxpasses.diagram.palette import (
     FAMILIES,
@@ -31,17 +31,24 @@ _FAMILIES = {
     Family.OPAQUE: "opaque module",
 }
 _TITLE = 60
+_COLUMNS = "12"
 
 
 def legend_of(scene: Scene, drawn_by: str = "") -> str:
     """A table: the caption, the meaning of what is there to be seen, and who drew it."""
-    name, _, numbers = caption_of(scene).partition(", ")
-    title = font(cut(name, _TITLE), size=15, bold=True)
-    head = cell(f"{title}{font('   ' + numbers, size=11, color=QUIET)}", ALIGN="LEFT")
+    title = font(cut(scene.title, _TITLE), size=15, bold=True)
+    numbers = font(f"   {numbers_of(scene)}", size=11, color=QUIET)
+    title_and_numbers = f"{title}{numbers}"
     entries = [*_entries(scene), *([_word(f"drawn by {drawn_by}")] if drawn_by else [])]
-    rows = [[] if scene.scale is None else list(_heat(scene)), entries]
-    below = [table("".join(row), CELLSPACING="4") for row in rows if row]
-    return table(head, *(cell(row, ALIGN="LEFT") for row in below), CELLSPACING="2")
+    scale = "" if scene.scale is None else table("".join(_heat(scene)), CELLSPACING="4")
+    meaning = table("".join(entries), CELLSPACING="4") if entries else ""
+    # Empty cells take what the other rows are wider, so that no swatch grows.
+    return table(
+        cell(title_and_numbers, ALIGN="LEFT", COLSPAN=_COLUMNS),
+        cell(scale, ALIGN="LEFT", COLSPAN=_COLUMNS) if scale else "",
+        cell(meaning, ALIGN="LEFT") + cell("") * (int(_COLUMNS) - 1) if meaning else "",
+        CELLSPACING="2",
+    )
 
 
 def _entries(scene: Scene) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Colours that show numbers: what is not measured is hatched, what is too much is marked."""
 
+import json
 import math
 import re
 from itertools import pairwise
@@ -59,6 +60,12 @@ def test_what_is_above_the_limit_or_no_number_is_marked() -> None:
     for text in ("x NaN", "x inf", "x 2.0e-05"):
         assert text in diagram.text()
     assert "over 1.0e-05" in diagram.dot()
+
+
+def test_the_record_can_be_written_whatever_was_measured() -> None:
+    diagram = draw(Net(), IMAGE, color="error", values={"conv": 1e-9, "norm": math.nan})
+    boxes = json.loads(json.dumps(diagram.as_dict(), allow_nan=False))["boxes"]
+    assert [box["measured"] for box in boxes.values()][:3] == [None, 1e-9, "nan"]
 
 
 def test_any_numbers_under_any_name() -> None:

@@ -116,6 +116,13 @@ def test_a_broken_graph_can_be_looked_at() -> None:
     assert draw(graph).dot()
 
 
+def test_of_several_values_also_those_that_nobody_knows_are_told() -> None:
+    graph = symbolic_trace(Net().eval())
+    mean = next(node for node in graph.graph.nodes if node.name == "mean")
+    mean.meta["val"] = (torch.ones(2), None)
+    assert "(2 f32, ?)" in draw(graph).text()
+
+
 # -- what became of a node
 
 
@@ -247,6 +254,14 @@ def hostile() -> GraphModule:
     return made
 
 
+def test_modules_in_modules_without_end_can_be_drawn() -> None:
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(60):
+        model = nn.Sequential(model)
+    dot = draw(model, torch.ones(1, 2)).dot()
+    assert dot.count("subgraph cluster_") == 12
+
+
 def test_hostile_names_are_text() -> None:
     diagram = draw(hostile())
     for form in (diagram.text(), diagram.dot()):
@@ -290,6 +305,13 @@ def test_every_box_and_edge_is_drawn() -> None:
     )
     assert set(re.findall(r'<g id="(n\d+)"', svg)) == set(record["boxes"])
     assert diagram.png().startswith(b"\x89PNG")
+
+
+@needs_dot
+def test_ids_of_two_pictures_in_one_page_are_told_apart() -> None:
+    diagram = draw(Net().eval(), IMAGE)
+    ids = re.findall(r'<g id="(second_n\d+)"', diagram.svg(prefix="second_"))
+    assert [one.removeprefix("second_") for one in ids] == list(diagram.as_dict()["boxes"])
 
 
 @pytest.mark.skipif(shutil.which("graphviz-pure") is None, reason="graphviz-pure is not installed")
