@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fxpasses.diagram.repeats import repeated
 from fxpasses.diagram.scale import Scale
-from fxpasses.diagram.scene import Box, Edge, Family, Scene, Sign
+from fxpasses.diagram.scene import Box, Edge, Family, Modules, Scene, Sign
 from fxpasses.diagram.structure import Group, in_a_row, neighbours, whole, within_modules
 
 _HOPS: Final = 2
@@ -41,12 +41,32 @@ def folded(scene: Scene, most: int | None) -> Scene:
 
 
 def _untouched(scene: Scene) -> Iterator[Group]:
-    """Whole modules that hold no change and nothing near to one, the outermost first."""
+    """Whole modules that hold no change and nothing near to one, the outermost first.
+
+    Neighbours of one class and size are told in one.
+    """
     near = _near_changes(scene)
-    if near:
-        for modules, keys in sorted(within_modules(scene).items(), key=lambda item: len(item[0])):
-            if near.isdisjoint(keys):
-                yield whole([modules], keys)
+    members = within_modules(scene) if near else {}
+    row: list[Modules] = []
+    for modules, keys in sorted(members.items(), key=lambda item: len(item[0])):
+        is_far = near.isdisjoint(keys)
+        if row and not (is_far and _are_neighbours(row[-1], modules, members)):
+            yield _in_one(row, members)
+            row = []
+        if is_far:
+            row.append(modules)
+    if row:
+        yield _in_one(row, members)
+
+
+def _are_neighbours(one: Modules, other: Modules, members: Mapping[Modules, Sequence[str]]) -> bool:
+    """Whether two modules stand in one, and are of a class and size."""
+    is_alike = one[-1][1] == other[-1][1] and len(members[one]) == len(members[other])
+    return one[:-1] == other[:-1] and is_alike
+
+
+def _in_one(row: Sequence[Modules], members: Mapping[Modules, Sequence[str]]) -> Group:
+    return whole(row, tuple(key for modules in row for key in members[modules]))
 
 
 def _rest(scene: Scene) -> Iterator[Group]:
@@ -120,20 +140,23 @@ def _without_circles(scene: Scene, groups: Sequence[Group]) -> list[Group]:
     position = {key: number for number, key in enumerate(scene.boxes)}
     found: list[Group] = []
     for number, group in enumerate(groups):
-        pieces = _in_pieces(group, position) if number in circular else (group,)
-        found += [piece for piece in pieces if len(piece.keys) > 1]
+        if number in circular:
+            pieces = _in_pieces(group.keys, position)
+            found += [in_a_row(scene, piece) for piece in pieces if len(piece) > 1]
+        else:
+            found.append(group)
     return found
 
 
-def _in_pieces(group: Group, position: Mapping[str, int]) -> Iterator[Group]:
+def _in_pieces(keys: Iterable[str], position: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     """What follows each other without a gap."""
     piece: list[str] = []
-    for key in group.keys:
+    for key in keys:
         if piece and position[key] != position[piece[-1]] + 1:
-            yield replace(group, keys=tuple(piece))
+            yield tuple(piece)
             piece = []
         piece.append(key)
-    yield replace(group, keys=tuple(piece))
+    yield tuple(piece)
 
 
 def _merged(scene: Scene, groups: Sequence[Group]) -> Scene:

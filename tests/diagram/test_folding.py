@@ -89,6 +89,27 @@ def test_a_change_stays_in_sight_among_many_nodes() -> None:
     assert "+ 1 added" in diagram.text()
 
 
+def test_neighbours_far_from_all_changes_are_one_box() -> None:
+    diagram = one_change(Stages(60), at=100)
+    assert "first.35 ... first.59 (25 x Block)" in diagram.text()
+    assert "second (Sequential)" in diagram.text()
+
+
+def test_what_would_read_of_its_reader_is_told_in_pieces() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.block(x).tanh())
+
+    scene = draw(Twice(), ROW, most_boxes=5).scene
+    order = list(scene.boxes)
+    assert len(order) <= 5
+    assert all(order.index(source) < order.index(target) for source, target in scene.edges)
+
+
 def test_a_change_stays_in_sight_in_a_row() -> None:
     diagram = one_change(Flat(), at=100)
     (new,) = [box for box in diagram.scene.boxes.values() if box.sign is Sign.ADDED]
