@@ -458,3 +458,117 @@ def test_users_of_a_node_are_those_of_the_original_after_a_rollback(module: Grap
         add_things(edit, module)
     edit.rollback()
     assert [set(nodes) for nodes in users()] == before
+
+
+# -- places that new modules settle in
+
+
+def replaced_by(module: GraphModule, made: nn.Module, *, path: str = "first") -> Node:
+    """The call that takes the place of `first`, and wants the place of its module."""
+    first = node_named(module, "first")
+    with Editor(module, "p") as edit, edit.rewrite("id", at=first):
+        call = edit.call_module(made, "unit", *first.args)
+        edit.replace(first, call)
+        edit.settle(call, path)
+    return call
+
+
+def with_tensors_of(conv: nn.Module) -> nn.Module:
+    made = nn.Conv2d(2, 2, 1)
+    made.weight, made.bias = conv.weight, conv.bias
+    return made
+
+
+def test_a_new_module_settles_where_its_tensors_were(module: GraphModule) -> None:
+    names_before, expected = list(module.state_dict()), module(IMAGE)
+    made = with_tensors_of(module.first)
+
+    call = replaced_by(module, made)
+
+    assert call.target == "first"
+    assert module.first is made
+    assert not hasattr(module, "unit")
+    assert list(module.state_dict()) == names_before
+    assert torch.equal(module(IMAGE), expected)
+
+
+def test_a_new_module_settles_below_another() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner[0](x)
+
+    module = captured(Outer())
+    conv = node_named(module, "inner_0")
+    with Editor(module, "p") as edit, edit.rewrite("id", at=conv):
+        call = edit.call_module(made := with_tensors_of(module.inner[0]), "unit", *conv.args)
+        edit.replace(conv, call)
+        edit.settle(call, "inner.0")
+
+    assert call.target == "inner.0"
+    assert module.inner[0] is made
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda first: nn.Conv2d(2, 2, 1),
+        nn.Sequential,
+        lambda first: nn.Identity(),
+    ],
+    ids=["other tensors", "other names", "none"],
+)
+def test_it_stays_where_it_is_if_it_holds_other_tensors(
+    made: Callable[[nn.Module], nn.Module], module: GraphModule
+) -> None:
+    first = module.first
+    assert replaced_by(module, made(first)).target == "unit"
+    assert module.first is first
+
+
+def test_it_stays_where_it_is_if_the_place_is_in_use(module: GraphModule) -> None:
+    first, relu = node_named(module, "first"), node_named(module, "relu")
+    with Editor(module, "p") as edit, edit.rewrite("id", at=relu):
+        call = edit.call_module(with_tensors_of(module.first), "unit", *first.args)
+        edit.replace(relu, edit.call_function(torch.add, first, call))
+        edit.settle(call, "first")
+
+    assert call.target == "unit"
+    assert first.target == "first"
+
+
+def test_what_is_replaced_again_settles_nowhere(module: GraphModule) -> None:
+    first, old = node_named(module, "first"), module.first
+    with Editor(module, "p") as edit:
+        with edit.rewrite("1", at=first):
+            call = edit.call_module(with_tensors_of(old), "unit", *first.args)
+            edit.replace(first, call)
+            edit.settle(call, "first")
+        with edit.rewrite("2", at=call):
+            edit.replace(call, edit.call_function(torch.neg, *call.args))
+
+    assert module.first is old
+    assert not hasattr(module, "unit")
+
+
+def test_a_rollback_puts_back_what_has_settled(module: GraphModule) -> None:
+    before, first = description(module), node_named(module, "first")
+    edit = Editor(module, "p")
+    with edit.rewrite("id", at=first):
+        call = edit.call_module(with_tensors_of(module.first), "unit", *first.args)
+        edit.replace(first, call)
+        edit.settle(call, "first")
+    edit.seal()
+    assert call.target == "first"
+
+    edit.rollback()
+
+    assert description(module) == before
+
+
+def test_a_module_settles_in_a_rewrite_alone(module: GraphModule) -> None:
+    with pytest.raises(PassError, match="outside of a rewrite"):
+        Editor(module, "p").settle(node_named(module, "first"), "first")
