@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.vgg import cfgs, make_layers
 
 import fxpasses
 from fxpasses.core import Condition
@@ -176,3 +177,22 @@ def test_a_gradient_of_zeros_is_no_gradient_that_was_lost() -> None:
 
     assert Op.CONV in ops(result)
     assert fxpasses.report(result).record.verification.ok is True
+
+
+def vgg11() -> nn.Module:
+    """The trunk of torchvision's `vgg11_bn`, whose eight convolutions have biases."""
+    trunk = make_layers(cfgs["A"], batch_norm=True)
+    return nn.Sequential(trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+@pytest.mark.slow
+def test_the_biases_of_a_real_model() -> None:
+    torch.manual_seed(0)
+    model, image = vgg11().train(), torch.randn(2, 3, 32, 32)
+
+    result = fxpasses.run(model, "training", image)
+
+    record = fxpasses.report(result).record
+    removed = [r for p in record.passes if p.name == "remove_bias_before_bn" for r in p.rewrites]
+    assert len(removed) == 8
+    assert record.verification.ok is True  # gradients among it
