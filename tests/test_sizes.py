@@ -47,6 +47,8 @@ ALIKE: dict[str, tuple[Any, Tensor]] = {
         lambda s, x: (x.view(x.size(0), x.shape[1], 2, 2).flatten(2), s.back(s.linear(x))),
         ROWS,
     ),
+    "multiplied": (lambda s, x: (x @ x.transpose(1, 2) @ x, x), ROWS),
+    "one of a new axis": (lambda s, x: (x.unsqueeze(0)[0], x.unsqueeze(2).unbind(2)[0]), ROWS),
     "joined": (
         lambda s, x: (torch.cat([s.conv(x), s.conv(x)], 1), torch.cat([x, s.conv(x)], 1)),
         IMAGE,
@@ -57,6 +59,8 @@ ALIKE: dict[str, tuple[Any, Tensor]] = {
 }
 OTHERS: dict[str, tuple[Any, Tensor]] = {
     "sums along an axis": (lambda s, x: (x.sum(0, keepdim=True), x), ROWS[:1]),
+    "multiplied otherwise": (lambda s, x: (x.transpose(1, 2) @ x, x), ROWS[:, :4]),
+    "parts of a split": (lambda s, x: (x.split(2, 1)[0], x), ROWS[:, :2]),
     "other axes": (lambda s, x: (x.transpose(0, 1), x), ROWS[:, :2]),
     "larger": (lambda s, x: (F.adaptive_avg_pool2d(s.conv(x), 1), s.conv(x)), IMAGE),
     "steps": (lambda s, x: (s.wide(x), torch.cat([x, x], 1)), IMAGE[..., :1, :1]),

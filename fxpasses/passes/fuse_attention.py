@@ -27,7 +27,9 @@ from fxpasses.views import (
     WrittenAttention,
     fused,
     is_alike_for_keys,
+    misfit_of_windows,
     negated,
+    rejoined,
     written_attention,
 )
 
@@ -112,18 +114,27 @@ def _wider_bias(site: Site, dtype: torch.dtype, facts: Facts) -> str | None:
 
 
 def tensors_meet_the_scores_alike(site: Site, facts: Facts) -> str | None:
-    """What the scores meet must have their axes: batch, queries, keys, or fewer of the last."""
+    """What the scores meet must have their axes: batch, queries, keys, or fewer of the last.
+
+    Or one more, where their batch is split into groups of windows.
+    """
     axes = site.found.axes
     for link in site.found.links:
         tensor = link.tensor
         if tensor is None:
             continue
-        rank = facts.rank(tensor)
-        if rank is None or rank > len(axes):
+        rank, is_of_windows = facts.rank(tensor), tensor in site.found.windows
+        if rank is None or rank > len(axes) + is_of_windows:
             return f"{tensor.name} may have more axes than the scores"
-        if link.result.axes != axes:
+        if is_of_windows and isinstance(link.does, Factor):
+            return f"{tensor.name} scales the scores of each window in another way"
+        if rejoined(link.result.axes) != axes:
             return f"{tensor.name} meets the scores in another order of axes"
     return None
+
+
+def windows_are_those_of_the_scores(site: Site, facts: Facts) -> str | None:
+    return misfit_of_windows(site.found.links, site.node, facts)
 
 
 def factors_are_the_same_for_all_keys(site: Site, facts: Facts) -> str | None:
@@ -264,7 +275,11 @@ def _surroundings(site: Site, facts: Facts) -> Surroundings:
     return Surroundings(
         hides_rows=_may_hide_rows(site, facts),
         is_dense=reader_of_layout(site.node, facts) is not None,
-        ranks={node: rank for node in tensors if (rank := facts.rank(node)) is not None},
+        ranks={
+            node: rank - (node in site.found.windows)
+            for node in tensors
+            if (rank := facts.rank(node)) is not None
+        },
         casts={node: dtype for node in added if dtype and facts.dtype(node) is not dtype},
     )
 
@@ -283,6 +298,7 @@ class FuseAttention(Rewrite[Site]):
         nothing_is_dropped,
         dtypes_agree,
         tensors_meet_the_scores_alike,
+        windows_are_those_of_the_scores,
         factors_are_the_same_for_all_keys,
         fills_hide_their_scores,
         what_is_added_leaves_fills_alone,
@@ -299,6 +315,10 @@ class FuseAttention(Rewrite[Site]):
         dtypes_agree: "cast queries, keys, values and what is added to one dtype",
         tensors_meet_the_scores_alike: (
             "give it the axes of the scores: batch, heads, queries, keys"
+        ),
+        windows_are_those_of_the_scores: (
+            "give the mask the shape [1, windows, 1 or heads, queries, keys], and reshape by "
+            "numbers, or by sizes of the input"
         ),
         factors_are_the_same_for_all_keys: "scale the keys themselves",
         fills_hide_their_scores: "fill with -inf, or with torch.finfo(dtype).min",

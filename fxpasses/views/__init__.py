@@ -34,6 +34,7 @@ from fxpasses.views.products import Attention, Matmul
 from fxpasses.views.rows import rows_of
 from fxpasses.views.score_links import Bias, Factor, Fill, is_alike_for_keys, negated
 from fxpasses.views.shapes import Cast, Cat, Clone, Flatten, Permute, Reduce, Reshape, Split
+from fxpasses.views.windows import misfit_of_windows, rejoined
 from fxpasses.views.written_attention import WrittenAttention, written_attention
 
 __all__ = [
@@ -79,9 +80,11 @@ __all__ = [
     "fused",
     "is_affine",
     "is_alike_for_keys",
+    "misfit_of_windows",
     "negated",
     "puts_axis_back",
     "reads_only_metadata",
+    "rejoined",
     "rows_of",
     "same_settings",
     "seen_through",

@@ -13,6 +13,7 @@ from torch.fx import Node
 from fxpasses.core import Editor
 from fxpasses.views.products import Attention
 from fxpasses.views.score_links import Bias, Factor, Fill, is_positive, negated
+from fxpasses.views.shapes import Reshape
 from fxpasses.views.written_attention import WrittenAttention
 
 _KERNEL_RANK = 4
@@ -140,9 +141,9 @@ class _Building:
         return max(ranks[c.node] for c, _ in self._found.changes if isinstance(c, Bias))
 
     def _added(self, bias: Bias, later: tuple[Factor, ...]) -> Node:
-        edit, value = self._edit, bias.node
-        if value in self._around.casts:
-            value = edit.call_method("to", value, self._around.casts[value])
+        edit, value = self._edit, self._repeated(bias.node, bias.node)
+        if bias.node in self._around.casts:
+            value = edit.call_method("to", value, self._around.casts[bias.node])
         if bias.subtracted:
             value = edit.call_function(operator.neg, value)
         if bias.factor != 1:
@@ -150,14 +151,35 @@ class _Building:
         return self._scaled(value, later)
 
     def _kept(self, fill: Fill) -> Node:
-        if fill.keeps:
-            return fill.mask
-        return negated(fill.mask) or self._edit.call_method("logical_not", fill.mask)
+        return self._mask_of(fill, wanted=True)
 
     def _hidden(self, fill: Fill) -> Node:
-        if not fill.keeps:
-            return fill.mask
-        return negated(fill.mask) or self._edit.call_method("logical_not", fill.mask)
+        return self._mask_of(fill, wanted=False)
+
+    def _mask_of(self, fill: Fill, *, wanted: bool) -> Node:
+        """The mask that is true where scores are kept, or where they are not."""
+        edit, mask = self._edit, fill.mask
+        if fill.keeps is not wanted:
+            mask = negated(mask) or edit.call_method("logical_not", mask)
+        return self._repeated(mask, fill.mask)
+
+    def _repeated(self, tensor: Node, met: Node) -> Node:
+        """What met the scores window by window, once for each group of windows."""
+        split = self._found.windows.get(met)
+        scores = self._found.scores
+        if split is None or scores is None:
+            return tensor
+        edit, (groups, windows, *others) = self._edit, Reshape(split).size
+        batch = edit.call_method(
+            "size", scores.query.node, scores.query.axes.index(self._found.axes[0])
+        )
+        if groups == -1:
+            groups = edit.call_function(operator.floordiv, batch, windows)
+        elif windows == -1:
+            windows = edit.call_function(operator.floordiv, batch, groups)
+        kept = [-1] * len(others)
+        expanded = edit.call_method("expand", tensor, groups, windows, *kept)
+        return edit.call_method("flatten", expanded, 0, 1)
 
     # -- shapes, and rows that nothing is left of
 

@@ -28,7 +28,8 @@ from fxpasses.views.base import View, constant
 from fxpasses.views.layers import Conv, Linear
 from fxpasses.views.norms import Norm
 from fxpasses.views.pools import Pool
-from fxpasses.views.shapes import Cat, Flatten, Permute, Reshape
+from fxpasses.views.products import Matmul
+from fxpasses.views.shapes import Cat, Flatten, Permute, Reshape, Split
 
 
 class _Unknown:
@@ -66,11 +67,14 @@ class Sizes:
             Op.UNFLATTEN: self._unflattened,
             Op.CAT: self._joined_along,
             Op.SDPA: self._attended,
+            Op.UNSQUEEZE: self._unsqueezed,
+            Op.GETITEM: self._part,
+            **dict.fromkeys((Op.MATMUL, Op.BMM), self._multiplied),
             **dict.fromkeys((Op.PERMUTE, Op.TRANSPOSE, Op.T), self._permuted),
             **dict.fromkeys((Op.VIEW, Op.RESHAPE), self._reshaped),
             **dict.fromkeys((Op.MAX_POOL, Op.AVG_POOL, Op.ADAPTIVE_AVG_POOL), self._pool),
             **dict.fromkeys(_ALIKE, self._of_alike),
-            **dict.fromkeys(BINARY, self._broadcast),
+            **dict.fromkeys((*BINARY, Op.MASKED_FILL, Op.WHERE), self._broadcast),
         }
         for node in nodes:
             self._shapes[node] = self._told(node)
@@ -84,6 +88,14 @@ class Sizes:
             return False
         pairs = zip(reversed(shape), reversed(smaller), strict=False)
         return all(b == 1 or a is b or (isinstance(a, int) and a == b) for a, b in pairs)
+
+    def agree(self, node: Node, other: Node, last: int) -> bool:
+        """Whether so many of the last axes are sure to be of the same sizes."""
+        shape, others = self._shape(node), self._shape(other)
+        if shape is None or others is None or min(len(shape), len(others)) < last:
+            return False
+        pairs = zip(shape[-last:], others[-last:], strict=True)
+        return all(a is b or (isinstance(a, int) and a == b) for a, b in pairs)
 
     def alike(self, new: Node, old: Node) -> None:
         """Note that a new node has the shape of an old one."""
@@ -265,6 +277,36 @@ class Sizes:
         numbers = _numbers([shape[axis] for shape in shapes if shape])
         total = _Unknown() if numbers is None else sum(numbers)
         return (*shapes[0][:axis], total, *shapes[0][axis + 1 :])
+
+    def _unsqueezed(self, node: Node) -> Shape:
+        view = View.at(node)
+        shape = None if view is None else self._shape(view.input)
+        axis = None if view is None else view.operand("dim")
+        if shape is None or not isinstance(axis, int):
+            return None
+        axis %= len(shape) + 1
+        return (*shape[:axis], 1, *shape[axis:])
+
+    def _part(self, node: Node) -> Shape:
+        """Of what is cut along an axis that goes, or of a tensor at one place."""
+        view = View.at(node)
+        if view is None or not isinstance(node.args[-1], int):
+            return None
+        cut = Split.at(view.input)
+        if cut is not None and cut.op is not Op.UNBIND:
+            return None
+        shape = self._shape(view.input if cut is None else cut.input)
+        axis = 0 if cut is None else cut.dim
+        return None if not shape else (*shape[: axis % len(shape)], *shape[axis % len(shape) + 1 :])
+
+    def _multiplied(self, node: Node) -> Shape:
+        product = Matmul.at(node)
+        left = None if product is None else self._shape(product.left)
+        right = None if product is None else self._shape(product.right)
+        if not left or not right or len(left) != len(right) or len(left) < 2:
+            return None
+        batch = tuple(_joined(sizes) for sizes in zip(left[:-2], right[:-2], strict=True))
+        return (*batch, left[-2], right[-1])
 
     def _attended(self, node: Node) -> Shape:
         view = View.at(node)

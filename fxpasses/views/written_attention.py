@@ -7,9 +7,9 @@ first that is neither a scale nor a bias nor a mask is the obstacle. Axes keep t
 last product gives them, so an order of axes or of operands plays no part.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, TypeAlias
 
 from torch.fx import Node
@@ -19,6 +19,7 @@ from fxpasses.ops import ELEMENTWISE, VIEWS, Op, op_of
 from fxpasses.views.contractions import Axes, Contraction, Operand, contraction_of
 from fxpasses.views.elementwise import Dropout, Softmax
 from fxpasses.views.score_links import Bias, Factor, Fill, Link, link_of, unscaled
+from fxpasses.views.windows import rejoined, splits_of, window_link
 
 Obstacle: TypeAlias = tuple[Node, str]
 """A call in the way, and what it does there."""
@@ -86,10 +87,15 @@ class WrittenAttention:
         Where the scores meet a tensor, the batch is ordered as it is there.
         """
         assert self.scores is not None
-        met = [link.result.axes for link in self.links if link.tensor is not None]
+        met = [rejoined(link.result.axes) for link in self.links if link.tensor is not None]
         first = [*met, self.scores.product.axes][0]
         batch = (axis for axis in first if axis not in (self.queries, self.keys))
         return (*batch, self.queries, self.keys)
+
+    @cached_property
+    def windows(self) -> Mapping[Node, Node]:
+        """What meets the scores while their batch is split, and the calls that split it."""
+        return {tensor: split.node for tensor, split in splits_of(self.links).items()}
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:
@@ -178,7 +184,8 @@ class _Walk:
         """The links from `operand` up to the first node where they end."""
         links: list[Link] = []
         while not ends(operand.node):
-            link = link_of(operand, lambda node: _search(node, ends) is not None)
+            leads = partial(_leads, ends)
+            link = link_of(operand, leads) or window_link(operand, leads)
             if link is None:
                 node = operand.node
                 return (
@@ -230,6 +237,11 @@ def _beside(product: Contraction, at: Operand) -> Iterator[Link]:
         yield Link(at, at, Bias(product.addend, product.node, factor=product.beta))
     if product.alpha != 1:
         yield Link(at, at, Factor(product.alpha, product.node))
+
+
+def _leads(ends: Callable[[Node], bool], node: Node) -> bool:
+    """Whether a node is on the way up to where a search ends."""
+    return _search(node, ends) is not None
 
 
 def _is_softmax(node: Node) -> bool:

@@ -40,6 +40,7 @@ class Subject(nn.Module):
         self.mix, self.out = nn.Linear(5, 5), nn.Linear(12, 12)
         self.table = nn.Parameter(torch.randn(3, 5, 5))
         self.temperature = nn.Parameter(torch.rand(3, 1, 1) + 1)
+        self.register_buffer("windows", torch.randn(2, 5, 5))
         self.register_buffer("triangle", torch.ones(9, 9).tril().view(1, 1, 9, 9))
 
     def forward(
@@ -63,6 +64,10 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
 
 def heads(x: Tensor) -> Tensor:
     return x.view(2, 5, 3, 4).transpose(1, 2)
+
+
+def windowed(x: Tensor, heads: int = 3) -> Tensor:
+    return x.view(-1, 5, heads, 12 // heads).transpose(1, 2)
 
 
 # What becomes of an attention: nothing but the call, and what stands around it.
@@ -356,6 +361,62 @@ def test_other_sizes_than_the_example_s() -> None:
         torch.testing.assert_close(result(*inputs), model(*inputs))
 
 
+def shifted(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = (scores(windowed(q) * 0.5, windowed(k)) + s.table).view(-1, 2, 3, 5, 5)
+    met = met + s.windows.unsqueeze(1).unsqueeze(0)
+    return s.softmax(met.view(-1, 3, 5, 5)) @ windowed(v)
+
+
+def shifted_by_sizes(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = scores(windowed(q), windowed(k))
+    length = windowed(q).size(2)
+    met = met.view(q.size(0) // 2, 2, 3, length, length)
+    met = met.masked_fill(s.windows.unsqueeze(1).unsqueeze(0) > 0.5, -1e10) / 2
+    return met.reshape(q.size(0), 3, length, length).softmax(-1) @ windowed(v)
+
+
+def shifted_in_groups(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = scores(windowed(q), windowed(k)).view(q.size(0) // 2, -1, 3, 5, 5)
+    met = s.windows[1].unsqueeze(0).unsqueeze(0).unsqueeze(0) + met
+    return met.view(-1, 3, 5, 5).softmax(-1) @ windowed(v)
+
+
+@pytest.mark.parametrize("compute", [shifted, shifted_by_sizes, shifted_in_groups])
+def test_a_mask_of_shifted_windows_is_one_for_every_group(compute: Any) -> None:
+    model = subject_of(compute)
+    inputs = tuple(torch.randn(4, 5, 12, generator=GENERATOR) for _ in range(3))
+
+    result = fxpasses.run(model, "fuse_attention,dce", inputs)
+
+    assert Op.SDPA in ops(result)
+    assert Op.SOFTMAX not in ops(result)
+    assert fxpasses.report(result).record.verification.ok is True
+    for batch in (inputs, tuple(x[:2] for x in inputs), tuple(torch.cat([x, x]) for x in inputs)):
+        torch.testing.assert_close(result(*batch), model(*batch))
+
+
+def joined_otherwise(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = scores(windowed(q, 1), windowed(k, 1)).view(-1, 2, 1, 5, 5)
+    met = met + s.windows.unsqueeze(1).unsqueeze(0)
+    return met.view(-1, 5, 1, 5).softmax(-1) @ windowed(v, 1)
+
+
+def mask_of_four_axes(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = scores(windowed(q), windowed(k)).view(-1, 2, 3, 5, 5) + s.windows.unsqueeze(1)
+    return met.view(-1, 3, 5, 5).softmax(-1) @ windowed(v)
+
+
+def windows_of_unknown_sizes(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = scores(q, k).view(-1, 2, 3, 5, 5) + s.windows.unsqueeze(1).unsqueeze(0)
+    return met.view(-1, 3, 5, 5).softmax(-1) @ v
+
+
+def factor_for_each_window(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    met = scores(windowed(q), windowed(k)).view(-1, 2, 3, 5, 5)
+    met = met * s.windows[:, :, :1].unsqueeze(1).unsqueeze(0)
+    return met.view(-1, 3, 5, 5).softmax(-1) @ windowed(v)
+
+
 def head_mask(s: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores(q, k).softmax(-1) * s.temperature) @ v
 
@@ -402,6 +463,10 @@ REFUSED: dict[Condition[Site], tuple[Model, str]] = {
             (Q, K, V, BIAS.tril()),
         ),
         "m meets the scores in another order of axes",
+    ),
+    subject.windows_are_those_of_the_scores: (
+        Model(subject_of(joined_otherwise), (X, X, X)),
+        "view_3 may put heads, queries or keys elsewhere",
     ),
     subject.factors_are_the_same_for_all_keys: (
         Model(
@@ -470,6 +535,21 @@ def test_every_condition_has_its_refusal() -> None:
 
 
 MORE_REFUSED: dict[str, tuple[Any, tuple[Tensor, ...], Condition[Site] | None]] = {
+    "a mask of windows with four axes": (
+        mask_of_four_axes,
+        (X, X, X),
+        subject.windows_are_those_of_the_scores,
+    ),
+    "windows of sizes that are not known": (
+        windows_of_unknown_sizes,
+        (Q, K, V),
+        subject.windows_are_those_of_the_scores,
+    ),
+    "a factor for each window": (
+        factor_for_each_window,
+        (X, X, X),
+        subject.tensors_meet_the_scores_alike,
+    ),
     "no scores": (
         lambda s, q, k, v: k.softmax(-2).transpose(-2, -1) @ v,
         (Q, K, V),

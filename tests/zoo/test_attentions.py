@@ -48,10 +48,10 @@ COUNTED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], Attentions]] = {
         _timm("beit_base_patch16_224", 32, img_size=32, depth=2, embed_dim=48, num_heads=3),
         Attentions(2, 2),
     ),
-    # Every second window is shifted, its scores are reshaped on the way; one window is not shifted.
+    # Every second window is shifted, its scores meet a mask of windows; one window is not shifted.
     "swin": (
         _timm("swin_tiny_patch4_window7_224", 56, img_size=56, depths=(2, 2), num_heads=(3, 6)),
-        Attentions(4, 3),
+        Attentions(4, 4),
     ),
     # Talking heads in the trunk; two blocks of class attention.
     "cait": (_timm("cait_xxs24_224", 32, img_size=32, depth=2), Attentions(4, 2)),
