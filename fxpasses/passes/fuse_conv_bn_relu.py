@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from torch.fx import GraphModule, Node
 from torch.nn import Parameter
 
-from fxpasses import nn
 from fxpasses.core import (
     Condition,
     Editor,
@@ -38,8 +37,12 @@ from fxpasses.views import (
     Conv,
     Linear,
     Weighted,
+    may_start_a_unit,
+    options_of_unit,
+    parameters_in_place,
     reads_only_metadata,
     seen_through,
+    unit_of,
 )
 
 
@@ -250,7 +253,7 @@ def _uses(module: GraphModule) -> Counter[int]:
 
 def _site_at(node: Node, uses: Mapping[int, int], facts: Facts) -> Site | None:
     activation = Activation.at(node)
-    options = None if activation is None else _options(activation)
+    options = None if activation is None else options_of_unit(activation)
     if activation is None or options is None:
         return None
     found, passing = seen_through(activation.input, Conv, Linear, Binary)
@@ -259,12 +262,12 @@ def _site_at(node: Node, uses: Mapping[int, int], facts: Facts) -> Site | None:
     if not isinstance(found, Binary):
         parts = (found.node, *passing)
         holds = _can_hold(found, uses, facts)
-        is_site = _is_usual(found, facts)
+        is_site = may_start_a_unit(found, facts)
         return Site(found, activation, options, parts, holds=holds) if is_site else None
     sums = [
         Site(layer, activation, options, parts, found, residual, _can_hold(layer, uses, facts))
         for layer, parts, residual in _summed(found, passing)
-        if _is_usual(layer, facts)
+        if may_start_a_unit(layer, facts)
     ]
     conditions = (no_write_is_seen, nothing_else_reads_the_parts)
     fitting = (one for one in sums if not any(c(one, facts) for c in conditions))
@@ -284,40 +287,8 @@ def _summed(add: Binary, passing: tuple[Node, ...]) -> Iterator[tuple[Weighted, 
             yield layer, parts, other
 
 
-def _options(activation: Activation) -> dict[str, Any] | None:
-    """What a unit's activation takes; None where a unit cannot have it."""
-    names = nn.ACTIVATIONS.get(activation.op)
-    if names is None:
-        return None
-    options = {name: activation.operand(name) for name in names}
-    others = (activation.operand(name, 1) for name in ("scale", "input_scale"))
-    is_plain = all(isinstance(value, int | float | str) for value in options.values())
-    return options if is_plain and all(other == 1 for other in others) else None
-
-
 def _hand_on_the_very_tensor(passing: Iterable[Node]) -> bool:
     return all(op_of(node) is not Op.CONTIGUOUS for node in passing)
-
-
-def _is_usual(layer: Weighted, facts: Facts) -> bool:
-    """Whether a unit can be called in the place of the layer."""
-    if layer.module is None:
-        parameters = layer.operand("weight"), layer.operand("bias")
-        if not isinstance(parameters[0], Node) or not isinstance(parameters[1], Node | None):
-            return False
-    elif layer.tensor("weight") is None or layer.operand("output_size") is not None:
-        return False
-    return not isinstance(layer, Conv) or _has_known_settings(layer, facts)
-
-
-def _has_known_settings(conv: Conv, facts: Facts) -> bool:
-    weight, operand = conv.tensor("weight"), conv.operand("weight")
-    rank = facts.rank(operand) if isinstance(operand, Node) else None
-    if (rank if weight is None else weight.dim()) != conv.spatial_rank + 2:
-        return False
-    padding = () if isinstance(conv.padding, str) else conv.padding
-    settings = (*conv.stride, *padding, *conv.dilation, *conv.output_padding, conv.groups)
-    return all(isinstance(number, int) for number in settings)
 
 
 def _can_hold(layer: Weighted, uses: Mapping[int, int], facts: Facts) -> bool:
@@ -352,10 +323,12 @@ def _fuse(site: Site, facts: Facts, edit: Editor) -> None:
         ]
         for part in site.parts
     }
-    unit = _unit(site)
+    unit = unit_of(
+        *(layer, site.activation, site.options), adds=site.add is not None, holds=site.holds
+    )
     unit.train(edit.module.training)
     operands = [layer.input, *([] if site.residual is None else [site.residual])]
-    given = {} if site.holds else _parameters(layer, edit)
+    given = {} if site.holds else parameters_in_place(layer, edit)
     path = str(layer.node.target) if layer.module is not None else layer.op
     near = f"{path.replace('.', '_')}_{site.activation.op}"
     call = edit.call_module(unit, near, *operands, **given)
@@ -365,40 +338,3 @@ def _fuse(site: Site, facts: Facts, edit: Editor) -> None:
             edit.rewire(reader, part, call)
     if site.holds:
         edit.settle(call, path)
-
-
-def _unit(site: Site) -> nn.Unit:
-    layer = site.layer
-    own: tuple[Any, ...] = ()
-    if site.holds:
-        own = layer.tensor("weight"), layer.tensor("bias")
-    following: dict[str, Any] = {
-        "adds": site.add is not None,
-        "activation": str(site.activation.op),
-        "options": site.options,
-    }
-    if not isinstance(layer, Conv):
-        return nn.LinearUnit(*own, **following)
-    return nn.ConvUnit(
-        *own,
-        stride=layer.stride,
-        padding=layer.padding,
-        dilation=layer.dilation,
-        groups=layer.groups,
-        padding_mode=layer.padding_mode,
-        transposed=layer.is_transposed,
-        output_padding=layer.output_padding,
-        **following,
-    )
-
-
-def _parameters(layer: Weighted, edit: Editor) -> dict[str, Node]:
-    """The parameters as they are read where they are."""
-    given: dict[str, Any] = {name: layer.operand(name) for name in ("weight", "bias")}
-    if layer.module is not None and layer.arguments.get("weight") is None:
-        given = {
-            name: edit.get_attr(f"{layer.node.target}.{name}")
-            for name in ("weight", "bias")
-            if layer.tensor(name) is not None
-        }
-    return {name: node for name, node in given.items() if isinstance(node, Node)}

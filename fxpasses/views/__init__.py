@@ -34,6 +34,12 @@ from fxpasses.views.products import Attention, Matmul
 from fxpasses.views.rows import rows_of
 from fxpasses.views.score_links import Bias, Factor, Fill, is_alike_for_keys, negated
 from fxpasses.views.shapes import Cast, Cat, Clone, Flatten, Permute, Reduce, Reshape, Split
+from fxpasses.views.units import (
+    may_start_a_unit,
+    options_of_unit,
+    parameters_in_place,
+    unit_of,
+)
 from fxpasses.views.windows import misfit_of_windows, rejoined
 from fxpasses.views.written_attention import WrittenAttention, written_attention
 
@@ -80,14 +86,18 @@ __all__ = [
     "fused",
     "is_affine",
     "is_alike_for_keys",
+    "may_start_a_unit",
     "misfit_of_windows",
     "negated",
+    "options_of_unit",
+    "parameters_in_place",
     "puts_axis_back",
     "reads_only_metadata",
     "rejoined",
     "rows_of",
     "same_settings",
     "seen_through",
+    "unit_of",
     "view_at",
     "window_of",
     "written_attention",
