@@ -47,8 +47,12 @@ class Site:
     second: Node
 
 
-def it_only_computes(site: Site, facts: Facts) -> str | None:
-    return facts.effects(site.second).told
+def both_only_compute(site: Site, facts: Facts) -> str | None:
+    """What writes in place computes from what it writes: nothing that follows is the same."""
+    told = facts.effects(site.second).told
+    if told is None and (of_first := facts.effects(site.first).told) is not None:
+        return f"{site.first.name} looks the same, but {of_first}"
+    return told
 
 
 def nothing_writes_what_it_reads(site: Site, facts: Facts) -> str | None:
@@ -99,14 +103,14 @@ class Cse(GraphPass):
     numerics = Numerics.EXACT
     trains = True
     legal_if: ClassVar[tuple[Condition[Any], ...]] = (
-        it_only_computes,
+        both_only_compute,
         nothing_writes_what_it_reads,
         its_state_is_never_written,
         neither_is_written,
         not_both_are_handed_out,
     )
     remedies: ClassVar[Mapping[Condition[Any], str]] = {
-        it_only_computes: "nothing: it has to run in every call",
+        both_only_compute: "nothing: it has to run in every call",
         nothing_writes_what_it_reads: "replace the in-place call by the plain one",
         its_state_is_never_written: "nothing: the second call sees what was written",
         neither_is_written: "replace the in-place call by the plain one",

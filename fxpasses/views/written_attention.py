@@ -222,6 +222,8 @@ class _Walk:
         found, factors = unscaled(operand)
         if self.facts.dtype(found.node) is not self.facts.dtype(operand.node):
             return operand, ()
+        if any(self.facts.effects(factor.by).writes for factor in factors):
+            return operand, ()  # what it was before is no longer there
         return found, factors
 
 

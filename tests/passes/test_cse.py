@@ -135,6 +135,11 @@ def _result_written(_: Subject, x: Tensor) -> Tensor:
     return first + x.cos()
 
 
+def _first_writes(_: Subject, x: Tensor) -> Tensor:
+    y = x + 1
+    return y.mul_(2) - y * 2
+
+
 def _second_written(_: Subject, x: Tensor) -> Tensor:
     first, second = torch.zeros(4), torch.zeros(4)
     second.view(2, 2).add_(1)
@@ -142,7 +147,7 @@ def _second_written(_: Subject, x: Tensor) -> Tensor:
 
 
 REFUSED: dict[Condition[Site], Any] = {
-    subject.it_only_computes: lambda s, x: torch.rand_like(x) - torch.rand_like(x),
+    subject.both_only_compute: lambda s, x: torch.rand_like(x) - torch.rand_like(x),
     subject.nothing_writes_what_it_reads: _input_written,
     subject.its_state_is_never_written: _statistics_written,
     subject.neither_is_written: _result_written,
@@ -150,8 +155,9 @@ REFUSED: dict[Condition[Site], Any] = {
 }
 
 ALSO_REFUSED: list[tuple[Condition[Site], Any]] = [
-    (subject.it_only_computes, lambda s, x: F.dropout(x, 0.5) - F.dropout(x, 0.5)),
-    (subject.it_only_computes, lambda s, x: torch.bernoulli(x.abs()) - torch.bernoulli(x.abs())),
+    (subject.both_only_compute, lambda s, x: F.dropout(x, 0.5) - F.dropout(x, 0.5)),
+    (subject.both_only_compute, lambda s, x: torch.bernoulli(x.abs()) - torch.bernoulli(x.abs())),
+    (subject.both_only_compute, _first_writes),
     (subject.neither_is_written, _second_written),
     (subject.not_both_are_handed_out, lambda s, x: [x.cos(), {"b": x.cos().view(-1)}]),
 ]

@@ -95,6 +95,14 @@ SPELLINGS: dict[str, tuple[Any, tuple[Tensor, ...], list[str]]] = {
         (Q, K, V),
         [],
     ),
+    "queries scaled in place that are read on": (
+        lambda s, q, k, v: (
+            q := q.clone(),
+            s.drop(scores(q.mul_(0.5), k).softmax(-1)) @ v + q.sum(),
+        )[1],
+        (Q, K, V),
+        ["clone", "mul", "sum", "add"],
+    ),
     "negative scale": (
         lambda s, q, k, v: (scores(q, k) * -0.5).softmax(-1) @ v,
         (Q, K, V),
