@@ -22,6 +22,7 @@ from tests.capture.tracing import module, run, same, traced
 X = torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8) / 100 - 1
 Y = -X[:, :, :6, :6].repeat(2, 1, 1, 1) * 1.5
 WEIGHT = torch.linspace(-1, 1, 8)
+ONES = torch.ones(8)
 CAPTURED = None
 CONTROL_FLOW = OpaqueKind.CONTROL_FLOW
 VALUE = OpaqueKind.UNTRACEABLE_VALUE
@@ -52,6 +53,13 @@ with warnings.catch_warnings():
     @torch.jit.script
     def scripted(x: Tensor) -> Tensor:
         return x + 1
+
+
+def assigned_unbound(self: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    Tensor.__setitem__(y, 0, 1.0)
+    Tensor.__iadd__(y, x)
+    return y
 
 
 @torch.jit.script_if_tracing
@@ -329,7 +337,39 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
     ),
     ("unbound_of_weight", lambda s, x: x + Tensor.sum(s.w), {"w": WEIGHT}, CAPTURED, CAPTURED),
     ("unbound_on_module", lambda s, x: s.f(x), {"f": Tensor.relu}, ERROR, ERROR),
-    ("unbound_dunder", lambda s, x: Tensor.__add__(x, 2), {}, ERROR, ERROR),
+    ("unbound_operator", lambda s, x: Tensor.__add__(x, 2), {}, CAPTURED, CAPTURED),
+    ("unbound_comparison", lambda s, x: Tensor.__eq__(x, x.abs()), {}, CAPTURED, CAPTURED),
+    ("unbound_negative", lambda s, x: Tensor.__neg__(x), {}, CAPTURED, CAPTURED),
+    (
+        "unbound_item",
+        lambda s, x: Tensor.__getitem__(x, (0, slice(1, None))),
+        {},
+        CAPTURED,
+        CAPTURED,
+    ),
+    ("unbound_assignment", assigned_unbound, {}, CAPTURED, CAPTURED),
+    (
+        "unbound_operator_of_weight",
+        lambda s, x: Tensor.__mul__(s.w, x[0, 0]),
+        {"w": WEIGHT},
+        CAPTURED,
+        CAPTURED,
+    ),
+    (
+        "unbound_and_real",
+        lambda s, x: ONES + Tensor.__add__(x, 1) + ONES.mul(Tensor.mul(x, 2)),
+        {},
+        CAPTURED,
+        CAPTURED,
+    ),
+    (
+        "unbound_without_answer",
+        lambda s, x: x * (Tensor.__eq__(x, None) is NotImplemented),
+        {},
+        VALUE,
+        VALUE,
+    ),
+    ("unbound_decision", lambda s, x: x * Tensor.__bool__(x.sum() > 0), {}, ERROR, ERROR),
     ("iadd_to_literal", lambda s, x: x * operator.iadd(3, x.size(0)), {}, CAPTURED, CAPTURED),
     ("scripted_function", lambda s, x: scripted(x), {}, COMPILED, COMPILED),
     ("type_is", lambda s, x: x * 2 if type(x) is Tensor else x, {}, CAPTURED, CAPTURED),
@@ -608,6 +648,16 @@ def test_construct(case: tuple[Any, ...], sizes: str) -> None:
     assert is_random(case[0]) or same(detached(run(model, (X,))), detached(reference(result)))
     for call in (X, Y, -X):
         assert same(run(model, (call,)), run(result, (call,)))
+
+
+def test_replacements_for_the_trace_stay_out_of_the_graph() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return ONES.mul(Tensor.mul(x, 2)) + (ONES + Tensor.__add__(x, 2))
+
+    graph = traced(module(forward), (X,)).graph_module.graph
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert targets
+    assert not any((target.__module__ or "").startswith("fxpasses") for target in targets)
 
 
 @pytest.mark.parametrize("case", CONSTRUCTS, ids=[case[0] for case in CONSTRUCTS])

@@ -12,6 +12,7 @@ from fxpasses.capture.result.calls import IN_PLACE
 from fxpasses.capture.tracing.internals import ScriptMethod
 from fxpasses.capture.tracing.proxies import Held, Made, Shape, Size, Value, find_value
 from fxpasses.capture.tracing.request import OpaqueKind
+from fxpasses.capture.tracing.unbound import method_of
 from fxpasses.capture.tracing.values import (
     ANSWERED,
     REFUSED,
@@ -66,6 +67,7 @@ def torch_function(
     host: "Recorder", function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """A torch function or method that the model calls, with traced values or without."""
+    function = method_of(function)
     name: str = getattr(function, "__name__", "")
     if isinstance(function, ScriptMethod):
         raise host.refuse(OpaqueKind.COMPILED, "calls a TorchScript method")

@@ -6,7 +6,6 @@ function of `math` that is pickled by its name, a builtin that Dynamo reads) is 
 
 import builtins
 import functools
-import inspect
 import math
 import sys
 import threading
@@ -29,6 +28,7 @@ from fxpasses.capture.tracing.questions import (
 )
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import Note, NoteKind, OpaqueKind
+from fxpasses.capture.tracing.unbound import replacements
 from fxpasses.capture.tracing.values import UNKNOWN
 
 # Held by whoever captures: patches are the process's, and so there is one trace at a time.
@@ -163,11 +163,10 @@ class Replacements:
 
     def unbound(self, name: str) -> bool:
         """Let `Tensor.name(x)` take traced values; False where it does already, or cannot."""
-        method = getattr(torch.Tensor, name, None)
-        if not inspect.ismethoddescriptor(method) or name.startswith("__"):
-            return False
-        self._patches.attribute(torch.Tensor, name, self._method(name, method))
-        return True
+        made = replacements(name, self._host, self._is_tracing)
+        for spelling, replacement in made.items():
+            self._patches.attribute(torch.Tensor, spelling, replacement)
+        return bool(made)
 
     def restore(self) -> None:
         self._patches.restore()
@@ -299,16 +298,6 @@ class Replacements:
             return (computed if is_traced else function)(*args, **kwargs)
 
         return functools.update_wrapper(call, function)
-
-    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        host, is_tracing = self._host, self._is_tracing
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if args and type(args[0]) in VALUE_TYPES and is_tracing():
-                return host.call_tensor_method(args[0], name, args[1:], kwargs)
-            return method(*args, **kwargs)
-
-        return _named(call, method)
 
     def _from_memory(self, function: Callable[..., Any]) -> Callable[..., Any]:
         host, is_tracing = self._host, self._is_tracing

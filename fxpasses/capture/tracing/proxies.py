@@ -574,6 +574,7 @@ def _assigning(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _define_operators() -> None:
+    """As methods of every traced value."""
     for name in magic_methods:
         if hasattr(operator, name) and name != "getitem":
             setattr(Value, f"__{name.strip('_')}__", _operator(getattr(operator, name)))
@@ -597,3 +598,10 @@ def _define_operators() -> None:
 
 
 _define_operators()
+
+
+def is_operator(name: str) -> bool:
+    """Whether a method of tensors is an operator by its name, which traced values have as well."""
+    is_special = name.startswith("__") and name.endswith("__")
+    spellings = (name, name.replace("__r", "__", 1))
+    return is_special and hasattr(Value, name) and any(hasattr(operator, n) for n in spellings)

@@ -24,7 +24,10 @@ _PLUMBING = ("/contextlib.py", "/functools.py", "<frozen")
 _TRACED = (
     "(Made|Held|Attribute|Item|Field|Size)"  # the types of traced values, as messages name them
 )
-_UNBOUND = re.compile(rf"descriptor '(\w+)' for '[\w.]*' objects doesn't apply to a '{_TRACED}'")
+_UNBOUND = re.compile(
+    r"descriptor '(\w+)' (?:for '[\w.]*' objects doesn't apply to|requires a '[\w.]*' object but "
+    rf"received) a '{_TRACED}'"
+)
 _REFUSED_BY_SCRIPT = re.compile(
     rf"^\w+\(\) Expected a value of type .* instead found type '{_TRACED}'"
 )
