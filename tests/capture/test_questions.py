@@ -155,6 +155,24 @@ def test_what_is_not_asked_is_no_part_of_the_pattern(name: str) -> None:
     assert calls_of(found.program.root)["graph"] == 1
 
 
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], Tensor, Tensor]] = {
+    "is_floating_point": (torch.is_floating_point, X, X.long()),
+    "is_complex": (torch.is_complex, X, COMPLEX),
+    "is_conj": (torch.is_conj, COMPLEX, COMPLEX.conj()),
+    "numel": (lambda x: torch.numel(x) == 6, X, X[:1]),
+    "is_inference": (torch.is_inference, X, X),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_asks_what_the_method_of_its_name_does(name: str) -> None:
+    question, example, other = FUNCTIONS[name]
+    model, found = result(question, example)
+    assert bool(found.opaque) is (QUESTIONS[name] is Kept.NOT)
+    for given in (example, other, example):
+        assert torch.equal(found.program.root(given), model(given))
+
+
 @dataclass
 class Case:
     """One way to ask for a class."""

@@ -1,5 +1,6 @@
 """Torch functions, methods and properties that the model calls, as nodes or as answers."""
 
+import inspect
 import operator
 import re
 from collections.abc import Mapping
@@ -46,6 +47,12 @@ _ABOUT_CONSTANTS: Final = (
         ["__repr__", "__format__", "__str__", "__hash__", "__dir__", "is_same_size", "is_tensor"]
     )
 )
+# Functions that ask what a method of the same name does.
+_ASKING: Final = frozenset(
+    function
+    for name in sorted(SIZE_METHODS | ANSWERED)
+    if inspect.isbuiltin(function := getattr(torch, name, None))
+)
 _ABOUT_MEMORY: Final = frozenset(("stride", "is_contiguous", "storage_offset"))
 _DECISIONS: Final = frozenset(
     [
@@ -82,6 +89,8 @@ def torch_function(
         return _assert(host, function, *args, **kwargs)
     if torch.overrides.is_tensor_method_or_property(function):
         return _method(host, function, name, args, kwargs)
+    if function in _ASKING and isinstance(args[0] if args else None, Value):
+        return getattr(args[0], name)(*args[1:], **kwargs)
     return host.record("call_function", function, args, kwargs)
 
 

@@ -64,6 +64,20 @@ def functions_off() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
+def innermost_function_mode() -> Any:
+    """The function mode that torch asks first; None where there is none."""
+    return torch.overrides._get_current_function_mode()
+
+
+def without_innermost_function_mode() -> AbstractContextManager[Any]:
+    return torch.overrides._pop_mode_temporarily()
+
+
+def function_modes() -> int:
+    """How many function modes are on."""
+    return torch._C._len_torch_function_stack()
+
+
 @contextmanager
 def modes_off() -> Generator[None]:
     """Neither mode of the tracer has anything to say about what runs in this block."""

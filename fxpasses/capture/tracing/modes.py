@@ -1,6 +1,7 @@
 """The two modes that are on during a trace: one sees torch's functions, one its operations."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -12,9 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpasses.capture.tracing.internals import (
     generator_states,
+    innermost_function_mode,
     modes_off,
     schema_of,
     set_generator_states,
+    without_innermost_function_mode,
 )
 from fxpasses.capture.tracing.memory import Memory
 from fxpasses.capture.tracing.refusal import Refusal
@@ -53,6 +56,19 @@ class FunctionMode(TorchFunctionMode):
         if self._host.evaluating:
             return func(*args, **(kwargs or {}))
         return self._host.torch_function(func, args, kwargs or {})
+
+
+@contextmanager
+def functions_unseen() -> Generator[None]:
+    """Code in this block runs as in eager, where no mode looks on.
+
+    Layers of torch ask for one, and have other kernels where there is none.
+    """
+    if not isinstance(innermost_function_mode(), FunctionMode):
+        yield
+        return
+    with without_innermost_function_mode():
+        yield
 
 
 @dataclass(frozen=True, slots=True)

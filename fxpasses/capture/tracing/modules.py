@@ -21,7 +21,7 @@ from fxpasses.capture.tracing.names import is_identifier
 from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf, is_parametrized
 from fxpasses.capture.tracing.refusal import Refusal, definition_of, explain, unbound_method
 from fxpasses.capture.tracing.request import Call, Opaque, OpaqueKind, Request
-from fxpasses.capture.tracing.running import hooked, keep_call, run_module
+from fxpasses.capture.tracing.running import as_called, keep_call, run_module
 from fxpasses.capture.tracing.structures import Held, stateful
 from fxpasses.capture.tracing.values import UNKNOWN, is_leaf_tensor_module
 from fxpasses.capture.tracing.watch import Readers, World, stored_attributes
@@ -42,6 +42,11 @@ _EFFECTFUL: Final = frozenset(
 
 def has_hooks(module: nn.Module) -> bool:
     return any(module.__dict__.get(name) for name in _HOOKS)
+
+
+def is_made_of_layers(module: nn.Module) -> bool:
+    """Such a layer of torch may have a kernel for the whole of it, without gradients alone."""
+    return bool(module.__dict__.get("_modules"))
 
 
 @dataclass(slots=True)
@@ -203,7 +208,8 @@ class ModuleTracer(AttributeTracer):
             made.is_tensor = opaque is None and is_leaf_tensor_module(module)
             return made
         if opaque is None:
-            run = hooked(self, module) if has_hooks(module) else module
+            asks = has_hooks(module) or is_made_of_layers(module)
+            run = as_called(self, module) if asks else module
             outcome = self.evaluate(module, lambda: run, args, kwargs)
             if has_hooks(module):
                 self.guard_after("a hooked module")

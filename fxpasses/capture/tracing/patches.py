@@ -18,8 +18,20 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fxpasses.capture.result.ambient import SETTINGS
-from fxpasses.capture.tracing.internals import frame, wrapped_functions
-from fxpasses.capture.tracing.proxies import VALUE_TYPES, Shape, Value, find_value
+from fxpasses.capture.tracing.internals import (
+    frame,
+    function_modes,
+    functions_off,
+    is_grad_enabled,
+    wrapped_functions,
+)
+from fxpasses.capture.tracing.proxies import (
+    VALUE_TYPES,
+    Held,
+    Shape,
+    Value,
+    find_value,
+)
 from fxpasses.capture.tracing.questions import (
     is_instance,
     stand_in,
@@ -73,6 +85,7 @@ _INTERNAL: Final = (
 )
 _MODELS: Final = "fxpasses.testing"
 _ASKS_FOR_OTHERS: Final = "torch.utils._pytree"
+_LAYERS: Final = ("torch.nn.modules",)
 _STATE_READERS: Final = (*_INTERNAL, "torch.autograd", "torch.random", "torch.nn", "torch.amp")
 
 
@@ -83,6 +96,7 @@ class Host(Protocol):
     reads_grad_mode: bool
     reads_device: bool
     settings: set[str]
+    module_stack: dict[str, tuple[str, Any]]
 
     def refuse(self, kind: OpaqueKind, reason: str) -> Refusal: ...
     def ask(self, value: Value, question: str) -> Any: ...
@@ -272,6 +286,8 @@ class Replacements:
         yield torch, "is_grad_enabled", self._grad_mode(torch.is_grad_enabled)
         asks = self._inference_mode(torch.is_inference_mode_enabled)
         yield torch, "is_inference_mode_enabled", asks
+        asks = self._has_torch_function(torch.overrides.has_torch_function)
+        yield torch.overrides, "has_torch_function", asks
         for name in SETTINGS:
             yield torch, name, self._setting(name, getattr(torch, name))
         for name, function in vars(math).items():
@@ -342,6 +358,26 @@ class Replacements:
             return function()
 
         return _named(is_inference_mode_enabled, function)
+
+    def _has_torch_function(self, function: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """Layers of torch ask before they take a kernel for the whole of what they compute.
+
+        They take it where nothing needs a gradient, in the grad mode of the call. A graph of the
+        layer alone holds for one grad mode; a graph around it shall hold for both.
+        """
+        host, is_tracing = self._host, self._is_tracing
+
+        def has_torch_function(values: Any) -> bool:
+            asking = frame(1).f_globals.get("__name__", "")
+            if not is_tracing() or not _is_among(asking, _LAYERS):
+                return function(values)
+            if host.module_stack:
+                reason = "computes by another kernel where nothing needs a gradient"
+                raise host.refuse(OpaqueKind.FUSED_KERNEL, reason)
+            host.reads_grad_mode = True
+            return function_modes() > 1 or (is_grad_enabled() and _any_is_trained(values))
+
+        return _named(has_torch_function, function)
 
     def _setting(self, name: str, function: Callable[[], Any]) -> Callable[[], Any]:
         host, is_tracing = self._host, self._is_tracing
@@ -430,6 +466,11 @@ class Replacements:
             function = names.get(name, getattr(builtins, name, None))
             if function is not None and id(function) not in others:
                 self._patches.entry(names, name, self._leaf(function))
+
+
+def _any_is_trained(values: Iterable[Any]) -> bool:
+    with functions_off():
+        return any(isinstance(v, Held) and v.real.requires_grad for v in values)
 
 
 def _is_among(name: str, packages: tuple[str, ...]) -> bool:

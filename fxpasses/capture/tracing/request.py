@@ -33,6 +33,7 @@ class OpaqueKind(StrEnum):
     NEW_MODULE = auto()  # makes a module with weights while it runs
     CAUGHT_REFUSAL = auto()  # the model catches the error by which the tracer refuses
     GUARD_AFTER_EFFECT = auto()  # branches on a size after an effect, which a miss would repeat
+    FUSED_KERNEL = auto()  # torch has another kernel for it where nothing needs a gradient
     PARAMETRIZED = auto()  # its parameters are computed by `torch.nn.utils.parametrize`
     ERROR = auto()  # its code raised on traced values
 
@@ -62,6 +63,8 @@ REMEDIES: Final[Mapping[OpaqueKind, str]] = MappingProxyType(
         OpaqueKind.CAUGHT_REFUSAL: "ask for what may fail rather than catch its exception",
         OpaqueKind.GUARD_AFTER_EFFECT: "decide on sizes at the top of forward, before anything "
         "is written or drawn at random",
+        OpaqueKind.FUSED_KERNEL: "use torch's layer itself, which expand_composites can write out, "
+        "rather than a subclass that calls its forward",
         OpaqueKind.PARAMETRIZED: "for inference, write the weights out first: "
         "torch.nn.utils.parametrize.remove_parametrizations",
         OpaqueKind.ERROR: "look at the error: move the code that needs real values into a module "

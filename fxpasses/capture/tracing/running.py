@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fxpasses.capture.tracing.internals import parameters_of, plain_form, set_grad_enabled
 from fxpasses.capture.tracing.journal import ModuleState
 from fxpasses.capture.tracing.memory import Memory
+from fxpasses.capture.tracing.modes import functions_unseen
 from fxpasses.capture.tracing.paths import Paths, is_compiled, is_leaf
 from fxpasses.capture.tracing.refusal import Refusal
 from fxpasses.capture.tracing.request import Call, OpaqueKind
@@ -52,15 +53,16 @@ def run_module(
 _Ran: TypeAlias = tuple[Any, dict[str, ModuleState]]
 
 
-def hooked(host: Host, module: nn.Module) -> Callable[..., Any]:
-    """Runs a layer that has hooks under the grad mode of the trace's caller: they may ask for it.
+def as_called(host: Host, module: nn.Module) -> Callable[..., Any]:
+    """Runs a layer as the trace's caller would: hooks and torch's own layers may ask for it.
 
     The result is detached.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         set_grad_enabled(host.region[0])
-        return map_leaves(module(*args, **kwargs), _detached)
+        with functions_unseen():
+            return map_leaves(module(*args, **kwargs), _detached)
 
     return run
 
@@ -134,7 +136,8 @@ def _run_noting(
             handles.append(child.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
     set_grad_enabled(host.region[0])  # the mode of the caller
     try:
-        return _eager(module, path)(*args, **kwargs)
+        with functions_unseen():
+            return _eager(module, path)(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
