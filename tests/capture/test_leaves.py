@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision.ops as vision
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fxpasses.capture import Capture, CapturedModule, capture, finish, fork
 
@@ -135,3 +136,55 @@ def test_what_timm_also_wraps_is_traced_through_where_none_ness_is_known() -> No
     guarded = capture(Masked(), (IMAGE,))
     assert attention.maybe_add_mask not in functions_in(guarded)
     assert torch.equal(result_of(guarded)(IMAGE), Masked()(IMAGE))
+
+
+STEPS = torch.linspace(-1, 1, 3 * 5 * 4).sin().reshape(3, 5, 4)
+PACKED = nn.utils.rnn.pack_padded_sequence(STEPS, torch.tensor([5, 4, 2]), batch_first=True)
+
+
+@pytest.mark.parametrize("given", [STEPS, STEPS[0], PACKED], ids=["batch", "alone", "packed"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_recurrent_layer_as_the_whole_model_is_as_it_is(
+    kind: Any, given: Any, training: bool
+) -> None:
+    model = kind(4, 6, batch_first=True).train(training)
+    captured = capture(model, (given,))
+    assert {one.reason for one in captured.opaque} <= {"keeps a weak reference to a tensor"}
+    assert same_leaves(result_of(captured)(given), model(given))
+
+
+@pytest.mark.parametrize("given", [STEPS[0], STEPS[0, 0]], ids=["batch", "alone"])
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_recurrent_cell_as_the_whole_model_is_a_graph(kind: Any, given: Any) -> None:
+    model = kind(4, 6)
+    captured = capture(model, (given,))
+    assert captured.opaque == ()
+    assert same_leaves(result_of(captured)(given), model(given))
+
+
+class Padding(nn.Module):
+    """Packs its input, or is given what is packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.GRU(4, 6, batch_first=True)
+
+    def forward(self, x: Any, lengths: Any = None) -> Any:
+        if lengths is None:
+            return self.steps(x)[0]
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.steps(packed)[0], batch_first=True)
+
+
+@pytest.mark.parametrize("args", [(PACKED,), (STEPS, torch.tensor([5, 4, 2]))])
+def test_packed_sequences_go_through_graphs(args: Any) -> None:
+    model = Padding()
+    captured = capture(model, args)
+    assert captured.opaque == ()
+    assert same_leaves(result_of(captured)(*args), model(*args))
+
+
+def same_leaves(new: Any, old: Any) -> bool:
+    pairs = zip(tree_leaves(new), tree_leaves(old), strict=True)
+    return type(new) is type(old) and all(a is b or torch.equal(a, b) for a, b in pairs)

@@ -5,7 +5,9 @@ import copy
 import dataclasses
 import math
 import operator
+import re
 import warnings
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ X = torch.arange(2 * 3 * 8 * 8, dtype=torch.float32).reshape(2, 3, 8, 8) / 100 -
 Y = -X[:, :, :6, :6].repeat(2, 1, 1, 1) * 1.5
 WEIGHT = torch.linspace(-1, 1, 8)
 ONES = torch.ones(8)
+TELLS_OF_PROXIES = re.compile(r"proxies|\b(Made|Held)\b|'(Attribute|Item|Field|Size)'")
 CAPTURED = None
 CONTROL_FLOW = OpaqueKind.CONTROL_FLOW
 VALUE = OpaqueKind.UNTRACEABLE_VALUE
@@ -369,6 +372,14 @@ CONSTRUCTS: list[tuple[str, Any, dict[str, Any], OpaqueKind | None, OpaqueKind |
         VALUE,
         VALUE,
     ),
+    ("weak_reference", lambda s, x: x * len([weakref.ref(s.w)]), {"w": WEIGHT}, VALUE, VALUE),
+    (
+        "attribute_of_torch",
+        lambda s, x: torch._C._nn.linear(x, 3.5),
+        {},
+        ERROR,
+        ERROR,
+    ),
     ("unbound_decision", lambda s, x: x * Tensor.__bool__(x.sum() > 0), {}, ERROR, ERROR),
     ("iadd_to_literal", lambda s, x: x * operator.iadd(3, x.size(0)), {}, CAPTURED, CAPTURED),
     ("scripted_function", lambda s, x: scripted(x), {}, COMPILED, COMPILED),
@@ -645,6 +656,7 @@ def test_construct(case: tuple[Any, ...], sizes: str) -> None:
     result = traced(model, (X,), sizes=sizes)
 
     assert result.kinds == ({} if expected is None else {"": expected})
+    assert result.refused is None or not TELLS_OF_PROXIES.search(result.refused.reason)
     assert is_random(case[0]) or same(detached(run(model, (X,))), detached(reference(result)))
     for call in (X, Y, -X):
         assert same(run(model, (call,)), run(result, (call,)))

@@ -28,6 +28,12 @@ _UNBOUND = re.compile(
     r"descriptor '(\w+)' (?:for '[\w.]*' objects doesn't apply to|requires a '[\w.]*' object but "
     rf"received) a '{_TRACED}'"
 )
+_WEAK = re.compile(rf"cannot create weak reference to '{_TRACED}'")
+# As Python and torch name the type of what they are given.
+_NAMED = re.compile(
+    rf"(?:\ban? )?(?:<class )?'(?:fxpasses[\w.]+\.)?{_TRACED}'>?(?: objects?)?"
+    rf"|(?<=\bnot ){_TRACED}\b|(?<=\bgot ){_TRACED}\b"
+)
 _REFUSED_BY_SCRIPT = re.compile(
     rf"^\w+\(\) Expected a value of type .* instead found type '{_TRACED}'"
 )
@@ -105,5 +111,7 @@ def explain(error: Exception, module: nn.Module) -> tuple[OpaqueKind, str, Sourc
         return error.kind, error.reason, error.where or source
     if _REFUSED_BY_SCRIPT.search(str(error)):
         return OpaqueKind.COMPILED, "calls a TorchScript function", source
-    first_line = (str(error).splitlines() or [""])[0][:160]
+    if _WEAK.search(str(error)):
+        return OpaqueKind.UNTRACEABLE_VALUE, "keeps a weak reference to a tensor", source
+    first_line = _NAMED.sub("a traced value", (str(error).splitlines() or [""])[0])[:160]
     return OpaqueKind.ERROR, f"{type(error).__name__}: {first_line}", source
