@@ -119,11 +119,12 @@ def _measured_with_care(new: Tensor, old: Tensor, limit: float) -> _Measured:
         _norms(distance),
         _norms(reference),
         float(outliers.max()) if outliers.numel() else 0.0,
-        _misplaced(new, old),
+        misplaced(new, old),
     )
 
 
-def _misplaced(new: Tensor, old: Tensor) -> int:
+def misplaced(new: Tensor, old: Tensor) -> int:
+    """How many elements are NaN or infinite on one side only, or are other infinities."""
     both_nan = torch.isnan(new) & torch.isnan(old)
     different = (torch.isfinite(new) != torch.isfinite(old)) | (~torch.isfinite(old) & (new != old))
     return int((different & ~both_nan).sum())

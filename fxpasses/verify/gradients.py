@@ -7,7 +7,7 @@ than rounding does.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpasses.core import Folds, Program, widened
 from fxpasses.verify.compare import Difference
+from fxpasses.verify.distance import misplaced
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.float64 import float64
 from fxpasses.verify.probes import Probe
@@ -78,8 +79,16 @@ class Gradients:
 
     @property
     def size(self) -> float:
-        found = [g for g in (*self.parameters.values(), *self.arguments) if g is not None]
-        return float(sum(float(g.square().sum()) for g in found)) ** 0.5
+        """The norm of all that is a number."""
+        return sum(float(_numbers(g).square().sum()) for g in self.found) ** 0.5
+
+    @property
+    def is_finite(self) -> bool:
+        return all(bool(torch.isfinite(g).all()) for g in self.found)
+
+    @property
+    def found(self) -> list[Tensor]:
+        return [g for g in (*self.parameters.values(), *self.arguments) if g is not None]
 
 
 def check_gradients(
@@ -109,32 +118,53 @@ def check_gradients(
     findings.note("gradients are compared on float64 copies of the weights")
     ours, theirs = Side(optimised, optimised.folds), Side(original, original.folds)
     for step in range(1, steps + 1):
-        try:
-            old = _backward(runs, theirs, example, wanted)
-        except Exception as error:  # the original cannot be trained like this
-            findings.note(f"gradients are not comparable: {first_line(error)}")
+        both = _both(findings, runs, (ours, theirs), example, wanted, training=training)
+        if both is None:
             return
-        try:
-            new = _backward(runs, ours, example, wanted)
-        except Exception as error:  # whatever the result raises is a finding
-            text = f"the result raises {type(error).__name__}: {first_line(error)}"
-            findings.add("gradient", example.name, message=text)
-            return
-        if new is None and not training:
-            return  # Everything on the way was folded.
-        if old is None or new is None:
-            text = "" if old is new else "the outputs of one side need no gradients"
-            findings.add("gradient", example.name, message=text)
-            return
+        new, old = both
         probe = example.name if step == 1 else f"{example.name}, step {step}"
         _compare(findings, probe, new, old, wanted)
         if step == 1:
-            _check_own_step(findings, runs, optimised, example, old)
+            _check_own_step(findings, runs, original, optimised, example, old)
         if findings.failed:
+            return
+        if step < steps and not old.is_finite:
+            findings.note("gradients are compared for one step alone: some are no numbers")
             return
         rate = _rate(theirs, old)
         for side, found in ((ours, new), (theirs, old)):
             _descend(side, found, rate)
+
+
+def _both(
+    findings: Findings,
+    runs: Runs,
+    sides: tuple[Side, Side],
+    example: Probe,
+    wanted: Mapping[int, str],
+    *,
+    training: bool,
+) -> tuple[Gradients, Gradients] | None:
+    """The gradients of the result and of the original; None where there is nothing to compare."""
+    ours, theirs = sides
+    try:
+        old = _backward(runs, theirs, example, wanted)
+    except Exception as error:  # the original cannot be trained like this
+        findings.note(f"gradients are not comparable: {first_line(error)}")
+        return None
+    try:
+        new = _backward(runs, ours, example, wanted)
+    except Exception as error:  # whatever the result raises is a finding
+        text = f"the result raises {type(error).__name__}: {first_line(error)}"
+        findings.add("gradient", example.name, message=text)
+        return None
+    if new is None and not training:
+        return None  # Everything on the way was folded.
+    if old is None or new is None:
+        text = "" if old is new else "the outputs of one side need no gradients"
+        findings.add("gradient", example.name, message=text)
+        return None
+    return new, old
 
 
 def _backward(
@@ -202,44 +232,66 @@ def _difference(mine: Tensor | None, theirs: Tensor | None, floor: float) -> Dif
             return Difference(0.0)
         missing = "has no gradient" if mine is None else "has a gradient that it should not have"
         return Difference(float("inf"), missing)
-    apart = float((mine - theirs).norm())
-    size = max(float(theirs.norm()), floor / GRADIENT_BOUND)
+    if elsewhere := misplaced(mine, theirs):
+        text = f"NaN or infinity at other places ({elsewhere} of {theirs.numel()} elements)"
+        return Difference(float("inf"), text)
+    apart = float((_numbers(mine) - _numbers(theirs)).norm())
+    size = max(float(_numbers(theirs).norm()), floor / GRADIENT_BOUND)
     return Difference(apart / size if apart else 0.0)
 
 
+def _numbers(gradient: Tensor) -> Tensor:
+    return gradient.nan_to_num(0.0, 0.0, 0.0)
+
+
 def _check_own_step(
-    findings: Findings, runs: Runs, optimised: Program, example: Probe, truth: Gradients
+    findings: Findings,
+    runs: Runs,
+    original: Program,
+    optimised: Program,
+    example: Probe,
+    truth: Gradients,
 ) -> None:
     """In the model's own dtype: gradients are finite, and there where they should be."""
-    args, kwargs = example.call()
-    with (
-        randomness_restored(),
-        torch.enable_grad(),
-        untouched(modules_of(optimised)),
-    ):
-        runs.forwards += 1
-        runs.start.restore()
-        loss = _projection(run_program(optimised, args, kwargs))
-        held = {
-            id(t): t for t in named_tensors(optimised).values() if t.requires_grad and t.is_leaf
-        }
-        if loss is None or not held:
-            return
-        found = torch.autograd.grad(loss, list(held.values()), allow_unused=True)
+    found = _own_gradients(runs, optimised, example)
+    if found is None:
+        return
     message = ""
     folds = optimised.folds
     # The gradients of what was folded go to what it was folded to.
     through_folds = {id(root) for fold in folds for root in folds.roots(fold.value)}
-    optional = cast("Sequence[Tensor | None]", found)
-    for key, gradient in zip(held, optional, strict=True):
-        expected = truth.parameters.get(key)
-        comparable = key in truth.parameters and key not in through_folds | folds.without_gradient
-        if comparable and (gradient is None) != (expected is None):
+    comparable = truth.parameters.keys() - through_folds - folds.without_gradient
+    for key, gradient in found.items():
+        if key in comparable and (gradient is None) != (truth.parameters[key] is None):
             message = "a parameter has a gradient on one side only"
-        elif gradient is not None and not bool(torch.isfinite(gradient).all()):
-            finite = expected is None or bool(torch.isfinite(expected).all())
-            message = "a gradient is not finite" if finite else message
+    infinite = [key for key, gradient in found.items() if not _is_finite(gradient)]
+    if infinite:
+        # So may the original's be: in its own dtype, where float64 has numbers.
+        own = _own_gradients(runs, original, example) or {}
+        if any(_is_finite(own.get(key)) for key in infinite):
+            message = "a gradient is not finite"
     findings.add("gradient", f"{example.name}, own dtype", message=message)
+
+
+def _own_gradients(
+    runs: Runs, program: Program, example: Probe
+) -> Mapping[int, Tensor | None] | None:
+    """Of what is trained, by id; None where nothing is."""
+    args, kwargs = example.call()
+    with randomness_restored(), torch.enable_grad(), untouched(modules_of(program)):
+        runs.forwards += 1
+        runs.start.restore()
+        loss = _projection(run_program(program, args, kwargs))
+        trained = (t for t in named_tensors(program).values() if t.requires_grad and t.is_leaf)
+        held = {id(t): t for t in trained}
+        if loss is None or not held:
+            return None
+        found = torch.autograd.grad(loss, list(held.values()), allow_unused=True)
+    return dict(zip(held, found, strict=True))
+
+
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(torch.isfinite(gradient).all())
 
 
 def _rate(side: Side, found: Gradients) -> float:

@@ -134,3 +134,71 @@ def test_folded_weights_are_compared_by_what_they_were_folded_from() -> None:
     assert gradients == []
     folds = {check.message for check in verdict.record.checks if check.name == "fold"}
     assert folds == {"folded from a weight that needs a gradient"}
+
+
+class Rooted(Trained):
+    """The gradient of a root is no number where it is taken of zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum() + torch.sqrt(self.last.bias * 0).sum() * 2.0
+
+
+class PlainRoot(torch.autograd.Function):
+    """A root whose gradient is no number in fewer places, or in none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int) -> Tensor:
+        ctx.count = count
+        return torch.sqrt(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return torch.where(torch.arange(4) < ctx.count, torch.nan, gradient), None
+
+
+def verdict_on_roots(at: str, build: Any, *, level: Any = "sites") -> Verdict:
+    model = Rooted().train()
+    case = captured(model)
+    case.apply(replace(case, at, build), at)
+    return verdict_on(case, model, level=level)
+
+
+@pytest.mark.parametrize("level", ["sites", "full"])
+def test_gradients_that_are_no_numbers_on_both_sides_agree(level: str) -> None:
+    def build(edit: Any, node: Any) -> Any:
+        return edit.call_function(torch.add, node.args[0], node.args[0])
+
+    verdict = verdict_on_roots("mul", build, level=level)
+
+    assert verdict.ok, verdict.failures
+    assert "last.bias" in {check.where for check in gradient_checks(verdict)}
+    assert any("no numbers" in note for note in verdict.record.notes) is (level == "full")
+
+
+@pytest.mark.parametrize(("count", "missing"), [(0, 4), (3, 1)])
+def test_no_numbers_at_other_places_are_seen(count: int, missing: int) -> None:
+    def root(x: Tensor) -> Tensor:
+        return PlainRoot.apply(x, count)
+
+    verdict = verdict_on_roots("sqrt", lambda e, n: e.call_function(root, n.args[0]))
+
+    (wrong,) = [check for check in gradient_checks(verdict) if not check.ok]
+    assert wrong.where == "last.bias"
+    assert f"{missing} of 4 elements" in wrong.message
+
+
+class Overflowing(Rooted):
+    """In float32 a gradient overflows that float64 can hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Trained.forward(self, x) + self.last.bias * 1e-30 * 1e30 * 1e30
+
+
+def test_a_gradient_may_overflow_where_the_originals_does() -> None:
+    def build(edit: Any, node: Any) -> Any:
+        return edit.call_function(torch.add, node.args[0], node.args[0])
+
+    model = Overflowing().train()
+    case = captured(model)
+    case.apply(replace(case, "mul", build), "mul")
+    assert verdict_on(case, model).ok
