@@ -1,7 +1,7 @@
 """What calling a module gives, changes and draws, and where two modules differ in that."""
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
-from fxpasses.core import Numerics
+from fxpasses.core import Numerics, widened
 from fxpasses.core.randomness import PythonNumbers
 from fxpasses.testing.model import Model, tensors_in
+from fxpasses.verify.gradients import FLOOR
 
 # How far elements may lie apart, as a share of the largest; the verifier's bounds are narrower.
 _ROUNDING: Final[Mapping[torch.dtype, float]] = {
@@ -85,8 +86,35 @@ def randomness_kept() -> Generator[None]:
     numbers.restore()
 
 
+def vanishing_gradients(module: nn.Module, model: Model) -> frozenset[str]:
+    """The parameters that are trained by nothing but rounding: their gradients are zero in float64.
+
+    So is that of a bias before a norm that takes it away again. Zero is what rounding in float64
+    leaves of the largest gradient. Empty where the model cannot be called in float64.
+
+    Args:
+        module: what `model` calls; it is of float64 afterwards, and has been called.
+        model: what the arguments are taken of.
+    """
+    wide = model.changed(widened)
+    try:
+        found = behaviour_of(module.double(), module, wide, gradients=True).gradients
+    except Exception:  # a model need not take float64
+        return frozenset()
+    sizes = {name: _largest(gradient) for name, gradient in found.items() if gradient is not None}
+    floor = FLOOR * max((size for size in sizes.values() if math.isfinite(size)), default=0.0)
+    return frozenset(name for name, size in sizes.items() if size <= floor)
+
+
+def _largest(gradient: Tensor) -> float:
+    return float(gradient.abs().max()) if gradient.numel() else 0.0
+
+
 def difference_between(
-    got: Behaviour, wanted: Behaviour, numerics: Numerics = Numerics.ROUNDING
+    got: Behaviour,
+    wanted: Behaviour,
+    numerics: Numerics = Numerics.ROUNDING,
+    vanishing: Callable[[], Collection[str]] = frozenset,
 ) -> str | None:
     """What is not as it should be, in words; None if nothing.
 
@@ -97,6 +125,8 @@ def difference_between(
         got: of what is judged.
         wanted: of what it is compared with.
         numerics: how far values may lie apart.
+        vanishing: tells which parameters need not have the gradient that is `wanted` of them,
+            unless the pass is exact. Asked where one is missing.
     """
     if numerics not in (Numerics.EXACT, Numerics.ROUNDING):
         return difference(_forms(got.outputs), _forms(wanted.outputs))
@@ -112,23 +142,18 @@ def difference_between(
     for what, one, other in parts:
         if text := difference(one, other, exact=exact):
             return f"{what}{text}"
+    missing = {
+        name
+        for name, gradient in wanted.gradients.items()
+        if gradient is not None and got.gradients.get(name) is None
+    }
+    excused = frozenset(vanishing()) if missing and not exact else frozenset[str]()
     for name, gradient in wanted.gradients.items():
-        mine = got.gradients.get(name)
-        if mine is None and not exact and _is_rounding(gradient, wanted.gradients):
+        if name in missing & excused:
             continue
-        if text := difference(mine, gradient, slack=_GRADIENT_SLACK):
+        if text := difference(got.gradients.get(name), gradient, slack=_GRADIENT_SLACK):
             return f"the gradient of {name}{text}"
     return None
-
-
-def _is_rounding(gradient: Tensor | None, all_of_them: Mapping[str, Tensor | None]) -> bool:
-    """Whether a gradient is zero but for rounding, so that it need not be computed at all."""
-    if gradient is None or not gradient.numel():
-        return gradient is not None
-    sizes = (_worst(g, torch.zeros_like(g)) for g in all_of_them.values() if g is not None)
-    finite = max((size for size in sizes if math.isfinite(size)), default=0.0)
-    bound = _ROUNDING.get(gradient.dtype, 0.0) * (finite + 0.1)
-    return bool((gradient.abs() <= bound).all())
 
 
 def _forms(outputs: list[Any]) -> list[Any]:

@@ -7,7 +7,11 @@ from fxpasses.capture import capture, fork
 from fxpasses.core import Condition, GraphPass, Group, Program
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.registry import Registry
-from fxpasses.testing.behaviour import behaviour_of, difference_between
+from fxpasses.testing.behaviour import (
+    behaviour_of,
+    difference_between,
+    vanishing_gradients,
+)
 from fxpasses.testing.model import Model, ModelLike, as_model
 from fxpasses.verify.runner import run_program
 
@@ -41,7 +45,10 @@ def goes_wrong(graph_pass: GraphPass, model: ModelLike) -> str | None:
         got = behaviour_of(caller(program), program.root, tried, gradients=training)
     except Exception as error:  # whatever it raises, the pass has broken the model
         return f"it raises {type(error).__name__}: {error}"
-    return difference_between(got, wanted, graph_pass.numerics)
+    unchanged = tried.own().module
+    return difference_between(
+        got, wanted, graph_pass.numerics, lambda: vanishing_gradients(unchanged, tried)
+    )
 
 
 def optimised(graph_pass: GraphPass, model: Model) -> tuple[Program, PassRun]:

@@ -48,6 +48,10 @@ class Model:
         sizes = {tensor.shape[0] if tensor.dim() else None for tensor in self.tensors()}
         if len(sizes) != 1 or None in sizes:
             return None
+        return self.changed(change)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Model":
+        """Called with other tensors."""
         given = (self.inputs, dict(self.kwargs))
         inputs, kwargs = tree_map_only(Tensor, lambda t: change(t.detach()).clone(), given)
         return replace(self, inputs=inputs, kwargs=kwargs)

@@ -16,6 +16,7 @@ from fxpasses.testing.behaviour import (
     behaviour_of,
     difference_between,
     same_bits,
+    vanishing_gradients,
 )
 from fxpasses.testing.failures import Rule
 from fxpasses.testing.metadata import wrong_metadata, wrong_refusals
@@ -73,7 +74,12 @@ def _compared(
         got = behaviour_of(made, made, model, gradients=gradients)
     except Exception as error:  # the model itself takes this call
         return f"the result raises {type(error).__name__}: {error}"
-    return difference_between(got, wanted, trial.graph_pass.numerics)
+    return difference_between(
+        got,
+        wanted,
+        trial.graph_pass.numerics,
+        lambda: vanishing_gradients(trial.original(training=training), model),
+    )
 
 
 def gradients(trial: Trial) -> Iterator[str]:

@@ -13,7 +13,12 @@ from torch.fx import GraphModule
 import fxpasses
 from fxpasses.core import Numerics
 from fxpasses.testing import Model
-from fxpasses.testing.behaviour import Behaviour, behaviour_of, difference_between
+from fxpasses.testing.behaviour import (
+    Behaviour,
+    behaviour_of,
+    difference_between,
+    vanishing_gradients,
+)
 
 PASSES = {
     "constant_fold": Numerics.ROUNDING,
@@ -53,7 +58,9 @@ def wrong(model: Model, passes: Sequence[Any], *, verify: bool = False) -> str |
         got = behaviour_of(result, result, model, gradients=bool(wanted.gradients))
         exact = all(PASSES.get(str(item)) is Numerics.EXACT for item in passes)
         numerics = Numerics.EXACT if exact else Numerics.ROUNDING
-        text = difference_between(got, wanted, numerics)
+        text = difference_between(
+            got, wanted, numerics, lambda: vanishing_gradients(model.own().module, model)
+        )
         return None if text and not exact and _hangs_on_rounding(model, wanted) else text
 
 

@@ -18,6 +18,7 @@ from fxpasses.errors import ArgumentError, FxPassesError
 from fxpasses.ops import Op, op_of
 from fxpasses.testing import Failure, Model, NotConformant, Rule, check_pass, goes_wrong
 from fxpasses.testing.models import hostile, typical
+from fxpasses.testing.rules import gradients
 from fxpasses.testing.trial import Trial
 from fxpasses.testing.variants import hostile_variants
 
@@ -325,6 +326,62 @@ def test_a_fault_is_found_by_its_rule(rule: Rule, graph_pass: Any, text: str) ->
     assert {failure.rule for failure in found} == {rule}
     assert any(text in failure.message for failure in found), found
     assert {failure.model for failure in found} == {"Net"}
+
+
+class Small(nn.Module):
+    """Scales by something that hardly matters, and adds what a norm takes away again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.shift = nn.BatchNorm1d(4), nn.Parameter(torch.ones(4))
+        self.scale = nn.Parameter(torch.ones(4))
+        nn.init.ones_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.add(x, self.shift)) + torch.mul(self.scale, 1e-7)
+
+
+class Detaches(GraphPass):
+    """Cut the gradients of what one operation adds or multiplies."""
+
+    name = "detaches"
+    numerics = Numerics.ROUNDING
+    trains = True
+    of: str = ""
+
+    def steps(self, module: GraphModule, facts: Facts) -> Iterator[Step | Refusal]:
+        for node in list(module.graph.nodes):
+            if any(getattr(one, "target", None) == self.of for one in node.args):
+                yield Step(node, "", lambda edit, old=node: self.rewrite(old, edit))
+
+    def rewrite(self, node: Node, edit: Editor) -> None:
+        args = [
+            edit.call_method("detach", one) if getattr(one, "target", None) == self.of else one
+            for one in node.args
+        ]
+        edit.replace(node, edit.call_function(node.target, *args))
+
+
+# The verifier looks at every place: there it tells of a lost gradient whatever its size.
+@pytest.mark.parametrize(
+    ("of", "verified", "is_found"),
+    [("scale", True, True), ("scale", False, True), ("shift", False, False)],
+)
+def test_a_gradient_that_is_lost_is_found_however_small(
+    of: str, verified: bool, is_found: bool
+) -> None:
+    model = Model(Small().train(), (X * torch.linspace(1, 2, 8).reshape(2, 4),))
+    trial = Trial(Detaches(of=of), model, verified=verified)
+    assert trial.fires
+    assert bool(list(gradients(trial))) is is_found
+
+
+def test_an_exact_pass_loses_no_gradient_at_all() -> None:
+    class Exactly(Detaches):
+        numerics = Numerics.EXACT
+
+    trial = Trial(Exactly(of="shift"), Model(Small().train(), (X,)), verified=False)
+    assert "the gradient of shift" in " ".join(gradients(trial))
 
 
 # -- rules that are not about one model
