@@ -148,6 +148,23 @@ class _ReturnsConstants(_Layers):
         return self.linear(x) + ones, ones, self.norm.bias, ones.view(2, 2)
 
 
+class _ReturnsSizes(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.linear(self.norm(self.conv(x)))
+        return y, y.shape, x.size(1), y.shape[0] * 2, x.dim()
+
+
+class _ReturnsNothing(_Layers):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.norm(self.conv(x))
+        return {"values": F.relu(y), "loss": None, "states": (None, [y, None])}
+
+
+class _ReturnsItsInput(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        return x, self.linear(x), (x.view(-1), [x])
+
+
 class _Random(_Layers):
     def forward(self, x: Tensor) -> Tensor:
         torch.rand(2)
@@ -215,6 +232,9 @@ def hostile() -> list[Model]:
         "an input that is written": _WritesItsInput,
         "a buffer that is written": _WritesItsBuffer,
         "constants that are returned": _ReturnsConstants,
+        "sizes that are returned": _ReturnsSizes,
+        "results that are None": _ReturnsNothing,
+        "an input that is returned": _ReturnsItsInput,
         "random numbers": _Random,
         "a check": _Checks,
         "a branch on data": _Branches,
