@@ -65,6 +65,9 @@ class Bar(Observer):
         total = self._total if name == "passes" else None
         self._progress.update(self._task, description=_STAGES[name], total=total, completed=0)
 
+    def progress(self, done: int, known: int) -> None:
+        self._progress.update(self._task, completed=done, total=known)
+
     def started(self, record: PassRecord, program: Program) -> None:  # noqa: ARG002  an observer
         again = f", round {record.round}" if record.round > 1 else ""
         self._progress.update(

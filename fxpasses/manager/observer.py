@@ -14,6 +14,12 @@ class Observer:
         The last two come again where something is undone, or each pass is verified.
         """
 
+    def progress(self, done: int, known: int) -> None:
+        """Of the verification under way `done` steps are done, of `known`, which may become more.
+
+        A step is a forward of the model, or a rewrite that is looked at.
+        """
+
     def started(self, record: PassRecord, program: Program) -> None:
         """A pass is about to run."""
 

@@ -178,6 +178,7 @@ class Attempts:
             level=self.settings.level or "sites",
             training=self.settings.training,
             cuts=attempt.cuts,
+            tell=self.settings.tell_progress,
         )
 
     def _verify(self, attempt: Attempt) -> Attempt:

@@ -40,6 +40,10 @@ class Settings:
         for observer in self.observers:
             observer.stage(stage)
 
+    def tell_progress(self, done: int, known: int) -> None:
+        for observer in self.observers:
+            observer.progress(done, known)
+
     def gate(self, undone: Iterable[str] = ()) -> Gate:
         skip = self.skip.union(undone)
         return Gate(skip=skip, only=self.only, stop_after=self.stop_after)

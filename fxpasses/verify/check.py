@@ -12,6 +12,7 @@ from fxpasses.verify.change import check_change
 from fxpasses.verify.findings import Findings
 from fxpasses.verify.pieces import Change, Cut, Piece, pieces
 from fxpasses.verify.probes import Probe, example_probe
+from fxpasses.verify.progress import Progress, Tell
 from fxpasses.verify.question import Question, own_dtype
 from fxpasses.verify.runs import Run, Runs, named_tensors
 from fxpasses.verify.sites import PassRun
@@ -39,7 +40,7 @@ class Reference(Protocol):
     def outputs(self) -> Any: ...
 
 
-def check(  # noqa: PLR0913  three are options by keyword
+def check(  # noqa: PLR0913  four are options by keyword
     original: Program,
     optimised: Program,
     runs: Sequence[PassRun],
@@ -49,6 +50,7 @@ def check(  # noqa: PLR0913  three are options by keyword
     level: Level = "sites",
     training: bool = False,
     cuts: Sequence[Cut] = (),
+    tell: Tell | None = None,
 ) -> Verdict:
     """Whether `optimised` computes what `original` does, and if not, which rewrite is to blame.
 
@@ -64,6 +66,7 @@ def check(  # noqa: PLR0913  three are options by keyword
         training: whether the result is to be trained: gradients are compared as well.
         cuts: the program around the passes after which nodes stand for themselves. Needed for
             each that has changed the meaning by request.
+        tell: told of every step that is done.
     """
     if arguments is None:
         return _not_verified(level, "no example inputs were given, so nothing could be run")
@@ -76,7 +79,7 @@ def check(  # noqa: PLR0913  three are options by keyword
     outputs = None if reference is None else reference.outputs
     example = example_probe(tuple(arguments.args), dict(arguments.kwargs), outputs)
     given = None if reference is None else Run(outputs, of_model=True)
-    checking = Checking(example, given, level=level, training=training)
+    checking = Checking(example, given, Progress(tell), level=level, training=training)
     with own_draws():
         return checking.verdict(pieces(original, optimised, runs, cuts))
 
@@ -89,9 +92,16 @@ class Checking:
     """The pieces of one pipeline verified one after the other, up to the first that is wrong."""
 
     def __init__(
-        self, example: Probe, reference: Run | None, *, level: Level, training: bool
+        self,
+        example: Probe,
+        reference: Run | None,
+        progress: Progress,
+        *,
+        level: Level,
+        training: bool,
     ) -> None:
         self.example = example
+        self.progress = progress
         self.level: Level = level
         self.training = training
         self.last = reference
@@ -135,6 +145,7 @@ class Checking:
             training=self.training,
             rounded_weights=_brings_weights(piece.start, piece.result, piece.passes),
             sections=piece.sections,
+            progress=self.progress,
         )
         verification = Verification(question, findings)
         verdict = verification.verdict()
@@ -144,7 +155,8 @@ class Checking:
 
     def _change(self, change: Change) -> tuple[Verdict, float | None]:
         findings = self._findings()
-        runs = Runs(RandomState.now(), own_dtype(change.before, self.example))
+        own = own_dtype(change.before, self.example)
+        runs = Runs(RandomState.now(), own, self.progress)
         self.last, difference = check_change(findings, runs, change, self.example, self.last)
         record = findings.record
         record.forwards, record.ok = runs.forwards, not findings.failed

@@ -1,7 +1,7 @@
 """What one verification is asked, and what it goes by: sites, walks, the dtype of the model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from fxpasses.core import Program
 from fxpasses.verify.dtypes import Kinds
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.probes import Probe
+from fxpasses.verify.progress import Progress
 from fxpasses.verify.runs import Run, named_tensors
 from fxpasses.verify.sites import PassRun, Site, sites_of
 from fxpasses.verify.state import Autocast
@@ -32,6 +33,7 @@ class Question:
     """Whether weights were folded that nobody knows the formula of any more."""
     sections: Sequence[Section] = ()
     """The passes with what their rewrites are compared with; by default all with `original`."""
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,13 +45,14 @@ class Hike:
     walk: Walk
 
     @classmethod
-    def over(cls, section: Section, optimised: Program, own: torch.dtype, example: Probe) -> "Hike":
+    def over(cls, section: Section, question: Question, own: torch.dtype) -> "Hike":
         program = section.reference
+        optimised, example, progress = question.optimised, question.example, question.progress
         sites = sites_of(section.passes, list(program.graphs))
         by_path = {path: [site for site in sites if site.path == path] for path in program.graphs}
         given = frozenset(_address(tensor) for tensor in named_tensors(program).values())
         kinds = Kinds(program, example)
-        walk = Walk(by_path, optimised.folds, own, given, kinds, Autocast.now())
+        walk = Walk(by_path, optimised.folds, own, given, kinds, Autocast.now(), progress)
         return cls(program, sites, walk)
 
 

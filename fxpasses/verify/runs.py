@@ -15,6 +15,7 @@ from fxpasses.core import STANDS_FOR, Program
 from fxpasses.core.recording import Recording
 from fxpasses.verify.float64 import Float64, float64
 from fxpasses.verify.probes import Probe
+from fxpasses.verify.progress import Progress
 from fxpasses.verify.raised import raised_by
 from fxpasses.verify.runner import (
     Environment,
@@ -81,8 +82,11 @@ def _same(value: Any) -> Any:
 class Runs:
     """Runs programs from one random state and counts how often."""
 
-    def __init__(self, start: RandomState, own: torch.dtype) -> None:
+    def __init__(
+        self, start: RandomState, own: torch.dtype, progress: Progress | None = None
+    ) -> None:
         self.start = start
+        self.progress = progress or Progress()
         self.own_dtype = own
         self.forwards = 0
         self.seconds = 0.0
@@ -182,6 +186,7 @@ class _Counted:
 
     def __exit__(self, *error: object) -> None:
         self.runs.seconds = time.perf_counter() - self.began
+        self.runs.progress.step()
 
 
 def _recorders(trail: Trail, reads: Callable[[Any], Any]) -> MakeVisitor:

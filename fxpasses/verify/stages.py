@@ -21,6 +21,7 @@ from fxpasses.verify.neutral import SHARES
 from fxpasses.verify.pieces import Section
 from fxpasses.verify.precision import Precision
 from fxpasses.verify.probes import Probe, composite_probes, has_floats, single_probes
+from fxpasses.verify.progress import FORWARDS
 from fxpasses.verify.question import Hike, Question, cast_to, own_dtype
 from fxpasses.verify.raised import ProgramError, broken_off, typed
 from fxpasses.verify.runner import roots_of
@@ -53,12 +54,11 @@ class Verification:
         self.findings = findings
         self.thorough = findings.record.level == "full"
         self.own = own_dtype(self.original, self.example)
-        self.runs = Runs(RandomState.now(), self.own)
+        self.runs = Runs(RandomState.now(), self.own, question.progress)
         sections = question.sections or [Section(self.original, list(self.passes))]
-        self.hikes = [
-            Hike.over(section, self.optimised, self.own, self.example) for section in sections
-        ]
+        self.hikes = [Hike.over(section, question, self.own) for section in sections]
         self.sites = [site for hike in self.hikes for site in hike.sites]
+        question.progress.expects(FORWARDS + len(self.sites))
         self.comparable = True
         self.result: Run | None = None
         """The run of the result on the example, once it has been made."""

@@ -20,6 +20,7 @@ from fxpasses.verify.flow import flows_otherwise, stops_gradients
 from fxpasses.verify.losses import FACTOR, Loss
 from fxpasses.verify.made_up import drawn, is_constant, is_zero, moved
 from fxpasses.verify.own_dtype import NotComparableError, Way, precision_lost
+from fxpasses.verify.progress import Progress
 from fxpasses.verify.regions import in_float64, in_own_dtypes, run_region, tensors_read
 from fxpasses.verify.runner import Environment
 from fxpasses.verify.sites import Itinerary, Piece, Site, Visit, plan_visits
@@ -50,6 +51,7 @@ class Walk:
     """Addresses of the tensors of the original: other constants of a region are a pass's own."""
     kinds: Kinds
     autocast: Autocast
+    progress: Progress = field(default_factory=Progress)
     probe: str = "example"
     calls: dict[str, int] = field(default_factory=dict[str, int])
     plans: dict[str, Itinerary] = field(default_factory=dict[str, Itinerary])
@@ -109,6 +111,7 @@ class Walker:
     def after(self, node: Node, values: Environment) -> None:
         with self._checking():
             for visit in self.itinerary.visits.get(node, ()):
+                self.walk.progress.looked_at(visit.site)
                 if visit.site.settled or self._agrees_on_a_piece(visit, values):
                     continue
                 early = visit.runs_first

@@ -1,11 +1,13 @@
 """On a terminal there is colour, and a bar once it lasts; else everything is plain text."""
 
 import io
+import operator
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -44,7 +46,7 @@ def test_output_is_plain_without_a_terminal_or_colour(
 def shown_by(bar: Bar, console: Console) -> str:
     """What a run shows on a terminal with this bar."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
-    seen: list[str] = []
+    seen: list[Any] = []
 
     class Looking(Bar):
         def __init__(self) -> None: ...
@@ -57,10 +59,22 @@ def shown_by(bar: Bar, console: Console) -> str:
             bar.started(record, program)
             bar._progress.refresh()
 
+        def progress(self, done, known) -> None:
+            bar.progress(done, known)
+            (task,) = bar._progress.tasks
+            assert (task.completed, task.total) == (done, known)
+            seen.append((done, known))
+
     with bar:
         fxpasses.run(model, "inference", observers=[Looking()])
     assert seen[0] == "capture"
     assert {"passes", "verify"} <= set(seen)
+    steps = seen[seen.index("verify") + 1 :]
+    done, known = zip(*steps, strict=True)
+    assert done == tuple(range(1, len(steps) + 1))
+    assert all(map(operator.le, done, known))
+    # Six forwards as a rule, and one rewrite: known from the beginning.
+    assert known == (7,) * 7
     return console.file.getvalue()
 
 
