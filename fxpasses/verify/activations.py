@@ -33,9 +33,9 @@ def peak_activations(program: Program, arguments: Arguments) -> int | None:
         args, kwargs = fresh((tuple(arguments.args), dict(arguments.kwargs)))
         roots = modules_of(program)
         with untouched(roots, parameters_too=True), randomness_restored():
-            meter = _Meter([*tensors_of((args, kwargs)), *tensors_below(roots).values()])
+            meter = Meter([*tensors_of((args, kwargs)), *tensors_below(roots).values()])
             with raised_by(program):
-                run_program(program, args, kwargs, lambda path, module: _Frame(meter))  # noqa: ARG005
+                run_program(program, args, kwargs, lambda path, module: Frame(meter))  # noqa: ARG005
         return meter.most
 
     try:
@@ -44,45 +44,57 @@ def peak_activations(program: Program, arguments: Arguments) -> int | None:
         return None
 
 
-class _Meter:
+class Meter:
     """Adds up what the graphs under way hold: the caller's values live on in a call."""
 
     def __init__(self, given: Iterable[Tensor]) -> None:
-        self.given = _storages(given)
+        self.given = storages(given)
         self.frames: list[Storages] = []
         self.most = 0
 
-    def note(self, held: Storages) -> None:
+    def note(self, held: Storages) -> int:
+        """How much is held in all, now that the innermost graph holds that."""
         self.frames[-1] = held
         alive: Storages = {}
         for frame in self.frames:
             alive.update(frame)
         total = sum(size for place, size in alive.items() if place not in self.given)
         self.most = max(self.most, total)
+        return total
 
 
-class _Frame(NoVisitor):
-    def __init__(self, meter: _Meter) -> None:
+class Frame(NoVisitor):
+    """One run of one graph."""
+
+    def __init__(self, meter: Meter) -> None:
         self.meter = meter
 
     def begins(self) -> None:
         self.meter.frames.append({})
 
-    def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:  # noqa: ARG002  the protocol
-        held = _storages(tensors_of(list(values.values())))
+    def around(self, node: Node, values: Environment, run: Callable[[], Any]) -> Any:
+        held = storages(tensors_of(list(values.values())))
         self.meter.frames[-1] = held
         result = run()
-        self.meter.note({**held, **_storages(tensors_of(result))})
+        made = storages(tensors_of(result))
+        total = self.meter.note({**held, **made})
+        fresh = {
+            place: made[place] for place in made.keys() - held.keys() - self.meter.given.keys()
+        }
+        self.measured(node, result, sum(fresh.values()), total)
         return result
+
+    def measured(self, node: Node, result: Any, made: int, held: int) -> None:
+        """Told of each node how many bytes it has made, and how many are held then."""
 
     def ends(self, output: Any) -> None:  # noqa: ARG002  the protocol
         self.meter.frames.pop()
 
 
-def _storages(tensors: Iterable[Tensor]) -> Storages:
+def storages(tensors: Iterable[Tensor]) -> Storages:
     strided = (tensor for tensor in tensors if _is_dense(tensor))
-    storages = (tensor.untyped_storage() for tensor in strided)
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    found = (tensor.untyped_storage() for tensor in strided)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
 def _is_dense(tensor: Tensor) -> bool:
