@@ -3,7 +3,7 @@
 from fxpasses.advise import Advice, advise
 from fxpasses.capture import Capture, capture, release
 from fxpasses.core import GraphPass, Numerics, Rewrite, foreign
-from fxpasses.debug import Explanation, explain
+from fxpasses.debug import Explanation, Profile, explain, profile
 from fxpasses.diagram import Diagram, diff, draw
 from fxpasses.manager import PassManager, apply
 from fxpasses.page import Report, plan, report
@@ -22,6 +22,7 @@ __all__ = [
     "GraphPass",
     "Numerics",
     "PassManager",
+    "Profile",
     "Registry",
     "Report",
     "Rewrite",
@@ -34,6 +35,7 @@ __all__ = [
     "explain",
     "foreign",
     "plan",
+    "profile",
     "register",
     "registry",
     "release",

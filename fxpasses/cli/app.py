@@ -14,6 +14,7 @@ from fxpasses.cli.choices import (
     Failure,
     Picture,
     Pipeline,
+    Profiling,
     Showing,
     Sizes,
     Subject,
@@ -460,6 +461,63 @@ def diff(  # noqa: PLR0913  each is an option of the command
             Subject(model, tuple(input or ()), train=train, seed=seed),
             _pipeline(passes, registry, target, skip, only),
             Picture(output, color, focus, hops, most_boxes, renderer, json),
+        )
+
+
+@app.command(
+    short_help="Time, memory and FLOPs of every node.",
+    epilog="Such as: fxpasses profile torchvision:resnet18 -p inference -i 1x3x224x224",
+)
+def profile(  # noqa: PLR0913  each is an option of the command
+    *,
+    model: Model,
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            "--passes",
+            "-p",
+            metavar="PIPELINE",
+            show_default=False,
+            help="Measure what these passes make of the model; without, the model as it is.",
+        ),
+    ] = None,
+    input: Inputs = None,  # noqa: A002  the name of the option
+    target: Target = None,
+    train: Train = False,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How often time is measured.")
+    ] = 5,
+    finite: Annotated[
+        bool, typer.Option("--finite", help="Name the nodes that make NaN or Inf.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Write a trace of torch's profiler, with ranges named after the nodes: .json, "
+            ".json.gz.",
+        ),
+    ] = None,
+    skip: Skip = None,
+    only: Only = None,
+    registry: Registries = None,
+    seed: Seed = 0,
+    report: Report = None,
+    json: Json = False,
+    details: Details = False,
+    debug: Debug = False,
+) -> None:
+    """Show time, memory and FLOPs of every node and module in one forward of MODEL."""
+    with told(debug=debug):
+        from fxpasses.cli import commands  # noqa: PLC0415  it loads torch
+
+        made = passes is not None or target is not None
+        commands.profile(
+            Subject(model, tuple(input or ()), train=train, seed=seed),
+            _pipeline(passes or "", registry, target, skip, only) if made else None,
+            Profiling(repeats, finite=finite, trace=trace),
+            Showing(report, json=json, details=details),
         )
 
 

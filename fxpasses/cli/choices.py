@@ -121,3 +121,12 @@ class Picture:
             "most_boxes": self.most_boxes,
             "renderer": self.renderer,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Profiling:
+    """What is measured, and how often."""
+
+    repeats: int = 5
+    finite: bool = False
+    trace: Path | None = None

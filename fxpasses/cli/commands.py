@@ -13,7 +13,16 @@ from torch import nn
 import fxpasses
 from fxpasses.capture import graphs_of, infer_arguments
 from fxpasses.cli import files, models
-from fxpasses.cli.choices import Capturing, Checks, Dumping, Pipeline, Showing, Subject, Verify
+from fxpasses.cli.choices import (
+    Capturing,
+    Checks,
+    Dumping,
+    Pipeline,
+    Profiling,
+    Showing,
+    Subject,
+    Verify,
+)
 from fxpasses.cli.inputs import call_of
 from fxpasses.cli.outcome import FAILED, beside, say
 from fxpasses.cli.progress import Bar
@@ -184,6 +193,38 @@ def advise(subject: Subject, showing: Showing) -> None:
     with beside(), Bar("looking"):
         advice = fxpasses.advise(model, args, kwargs)
     show(advice, showing)
+
+
+def profile(
+    subject: Subject, pipeline: Pipeline | None, profiling: Profiling, showing: Showing
+) -> None:
+    """Report what each node costs, of the model as it is or as passes leave it."""
+    files.require(showing.report, "--report", files.REPORTS)
+    files.require(profiling.trace, "--trace", files.TRACES)
+    model, call = made(subject)
+    registry, passes = (None, None) if pipeline is None else resolved(pipeline)
+    with beside(), Bar("measuring", passes) as bar:
+        args, kwargs = call_or_inferred(model, call)[0] or (None, None)
+        if pipeline is not None:
+            model = fxpasses.run(
+                model,
+                passes,
+                args,
+                kwargs,
+                target=pipeline.target,
+                registry=registry,
+                skip=pipeline.skip,
+                only=pipeline.only,
+                observers=(bar,),
+            )
+        found = fxpasses.profile(
+            model, args, kwargs, repeats=profiling.repeats, finite=profiling.finite
+        )
+        if profiling.trace is not None:
+            found.save_trace(profiling.trace)
+    show(found, showing)
+    if profiling.trace is not None:
+        say(f"written: {profiling.trace}")
 
 
 def call_or_inferred(model: nn.Module, call: Call | None) -> tuple[Call | None, str]:

@@ -17,6 +17,7 @@ from fxpasses.page.shown import Shown
 REPORTS: Final = (".txt", ".md", ".html", ".json")
 _MODULES: Final = (".pt", ".pth")
 RESULTS: Final = (*_MODULES, ".py")
+TRACES: Final = (".json", ".gz")
 _ON_LOADING: Final = (
     "  torch.load(..., weights_only=False) loads it and runs code in it: load only what you trust.",
     "  The model's own code is not in it: a call that no graph holds for raises GuardError.",

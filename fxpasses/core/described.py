@@ -27,10 +27,11 @@ def value_of(node: Node) -> str:
     known = node.meta.get(VALUE)
     for foreign in ("val", "tensor_meta"):
         known = node.meta.get(foreign) if known is None else known
-    return _described(known)
+    return described(known)
 
 
-def _described(known: Any) -> str:
+def described(known: Any) -> str:
+    """The same of a tensor, of what is known of one, or of several in a container."""
     if isinstance(known, TensorInfo):
         return _tensor(known.example_shape, known.dtype)
     if isinstance(known, Tensor) or _is_like_a_tensor(known):
@@ -38,7 +39,7 @@ def _described(known: Any) -> str:
     if isinstance(known, dict):
         known = list(known.values())
     if isinstance(known, tuple | list):
-        items = [_described(item) for item in known[:_ITEMS_SHOWN]]
+        items = [described(item) for item in known[:_ITEMS_SHOWN]]
         if not any(items):
             return ""
         told = [item or "?" for item in items] + (["..."] if len(known) > _ITEMS_SHOWN else [])

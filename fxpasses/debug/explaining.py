@@ -9,7 +9,8 @@ from torch import nn
 from fxpasses.core import GraphPass, Group
 from fxpasses.core.given import instance
 from fxpasses.core.nearest import did_you_mean
-from fxpasses.debug.explanation import Explanation, NearMiss, NodeFacts, Site
+from fxpasses.debug.explanation import Explanation, NearMiss, Site
+from fxpasses.debug.nodes import NodeFacts
 from fxpasses.debug.watching import Watching
 from fxpasses.debug.witness import Witness
 from fxpasses.errors import ArgumentError

@@ -7,6 +7,8 @@ from enum import StrEnum, auto
 from typing import Any, Final
 
 from fxpasses.core.given import flag
+from fxpasses.debug.nodes import NodeFacts
+from fxpasses.diagram.findings import full_name
 from fxpasses.page.cut import cut, grouped, more, names
 from fxpasses.page.numbers import count, place
 from fxpasses.page.outline import Line, Page, Section, Tone, advice
@@ -91,23 +93,6 @@ class NearMiss:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What is known of one node of a graph."""
-
-    path: str
-    name: str
-    computes: str
-    value: str
-    """Its shape and dtype on the example."""
-    module: str
-    source: str | None
-    operands: tuple[str, ...]
-    readers: tuple[str, ...]
-    became: tuple[str, ...] = ()
-    """What has come in its place: `conv_1, by fuse_conv_bn`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation(Shown):
     """What passes made of a model, or of one node of it."""
 
@@ -138,7 +123,7 @@ class Explanation(Shown):
 
     def page(self, *, details: bool | None = None) -> Page:
         everything = self.details if details is None else flag(details, "details")
-        about = "" if self.node is None else f", node {_full(self.node.path, self.node.name)}"
+        about = "" if self.node is None else f", node {full_name(self.node.path, self.node.name)}"
         sections = [
             Section("node", () if self.node is None else tuple(_node(self.node))),
             Section("passes", tuple(self._of_passes(details=everything))),
@@ -167,13 +152,9 @@ class Explanation(Shown):
         yield from self.notes
 
 
-def _full(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
-
-
 def _node(node: NodeFacts) -> Iterator[Line]:
     value = f", {node.value}" if node.value else ""
-    yield Line(f"{_full(node.path, node.name)} computes {node.computes}{value}")
+    yield Line(f"{full_name(node.path, node.name)} computes {node.computes}{value}")
     yield Line(f"{node.module or '(the model)'} [{place(node.source)}]")
     yield Line(f"reads {', '.join(node.operands) or 'nothing'}")
     readers = f", {len(node.readers)} nodes" if len(node.readers) > 1 else ""
@@ -185,7 +166,7 @@ def _site(site: Site, *, details: bool) -> Line:
     again = f" in round {site.round}" if site.round > 1 else ""
     others = [name for name in site.nodes if name != site.node]
     along = f" with {names(others, details=details)}" if others else ""
-    what = f"{_full(site.path, site.node)}{along}: {_outcome(site)}{again}"
+    what = f"{full_name(site.path, site.node)}{along}: {_outcome(site)}{again}"
     where = "" if site.source is None else f" [{place(site.source)}]"
     below = tuple(_answers(site.answers, details=details))
     return Line(f"{what}{where}", below, _TONES[site.outcome])
@@ -222,4 +203,4 @@ def _answers(answers: Sequence[Answer], *, details: bool) -> Iterator[Line]:
 def _near(miss: NearMiss) -> Line:
     matched = ", ".join(miss.matched)
     where = "" if miss.source is None else f" [{place(miss.source)}]"
-    return Line(f"near miss at {_full(miss.path, miss.node)}: {matched}; {miss.missing}{where}")
+    return Line(f"near miss at {full_name(miss.path, miss.node)}: {matched}; {miss.missing}{where}")

@@ -1,26 +1,23 @@
 """Joins what passes asked with what the record says they did."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
 
 from torch.fx import Node
 
-from fxpasses.core import MODULE_STACK, Program, source_of
-from fxpasses.core.described import value_of
+from fxpasses.core import Program
 from fxpasses.core.given import instance
 from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.record import PassRecord, RefusalRecord, RewriteRecord
-from fxpasses.debug.explanation import Answer, NearMiss, NodeFacts, Outcome, Site
+from fxpasses.debug.explanation import Answer, NearMiss, Outcome, Site
+from fxpasses.debug.nodes import BORDERS, NodeFacts, facts_of, place_of
 from fxpasses.debug.witness import Sweep, Witness
+from fxpasses.diagram.findings import full_name
 from fxpasses.errors import ArgumentError
 from fxpasses.manager import Observer
-from fxpasses.ops import label_of
 
 Nodes = dict[tuple[str, str], NodeFacts]
 """By the path of the graph and the name."""
-
-_BORDERS: Final = {"placeholder": "an input", "output": "the output", "get_attr": "a constant"}
 
 
 class Watching(Observer):
@@ -58,7 +55,7 @@ class Watching(Observer):
         for path, module in program:
             for node in module.graph.nodes:
                 if (path, node.name) not in self._nodes:
-                    self._nodes[path, node.name] = _facts_of(path, node)
+                    self._nodes[path, node.name] = facts_of(path, node)
 
     def is_captured(self, path: str, name: str) -> bool:
         """Whether the node is one of those that no pass has made."""
@@ -88,40 +85,13 @@ class Watching(Observer):
         if len(found) == 1:
             return found[0]
         if found:
-            raise ArgumentError(f"node={name!r}: pass {' or '.join(sorted(map(_full, found)))}")
-        hint = did_you_mean(name, map(_full, self._nodes))
+            raise ArgumentError(f"node={name!r}: pass {' or '.join(sorted(_full(found)))}")
+        hint = did_you_mean(name, _full(self._nodes))
         raise ArgumentError(f"node={name!r}: no graph has such a node{hint}")
 
 
-def _full(key: tuple[str, str]) -> str:
-    return "/".join(part for part in key if part)
-
-
-def _facts_of(path: str, node: Node) -> NodeFacts:
-    stack: dict[str, tuple[str, object]] = node.meta.get(MODULE_STACK) or {}
-    inner = list(stack.values())[-1][0] if stack else ""
-    return NodeFacts(
-        path,
-        node.name,
-        _computes(node),
-        value_of(node),
-        ".".join(part for part in (path, inner) if part),
-        _source(node),
-        tuple(one.name for one in node.all_input_nodes),
-        tuple(one.name for one in node.users),
-    )
-
-
-def _computes(node: Node) -> str:
-    if node.op in _BORDERS:
-        return _BORDERS[node.op]
-    called = str(getattr(node.target, "__name__", node.target))
-    return label_of(node) or called
-
-
-def _source(node: Node) -> str | None:
-    source = source_of(node)
-    return None if source is None else str(source)
+def _full(keys: Iterable[tuple[str, str]]) -> Iterator[str]:
+    return (full_name(path, name) for path, name in keys)
 
 
 # -- of one pass
@@ -194,7 +164,7 @@ def _near_misses(
                 matched=tuple(f"{one.node.name} is {_a(one.found)}" for one in chain.matched),
                 missing=f"{last.name} is no {' or '.join(wanted)}{_instead(known, path, last)}",
                 nodes=tuple(dict.fromkeys(one.node.name for one in chain.questions)),
-                source=_source(chain.root),
+                source=place_of(chain.root),
             )
 
 
@@ -207,5 +177,5 @@ def _instead(known: Mapping[tuple[str, str], NodeFacts], path: str, node: Node) 
     if facts is None:
         return ""
     readers = f", and {len(facts.readers)} nodes read it" if len(facts.readers) > 1 else ""
-    is_call = facts.computes not in _BORDERS.values()
+    is_call = facts.computes not in BORDERS.values()
     return f": it {'computes' if is_call else 'is'} {facts.computes}{readers}"

@@ -27,6 +27,21 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
+def duration(value: float) -> str:
+    """Of what may be short: `12.3 ms`, `45 us`, `1.20 s`."""
+    if value >= 1:
+        return seconds(value)
+    return f"{1e3 * value:.1f} ms" if value >= 1e-3 else f"{1e6 * value:.0f} us"
+
+
+def amount(number: float) -> str:
+    """Three digits of a count: `1.82 G`, `640`."""
+    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:.0f}"
+
+
 def small(value: float | None) -> str:
     """An error or a bound, two digits."""
     return "-" if value is None else f"{value:.1e}"
