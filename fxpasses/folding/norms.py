@@ -147,7 +147,7 @@ REMEDIES: Final[Mapping[Condition[Any], str]] = {
     norm_works_on_the_channels: "pass example_inputs, so that the rank is known; a norm over "
     "another axis cannot be folded",
     little_cancels: "centre the values before they reach the norm, or put a norm behind the layer",
-    **affine.REMEDIES,
+    **affine.remedies_of((*LEGAL_IF, *WORTHWHILE_IF)),
 }
 
 
