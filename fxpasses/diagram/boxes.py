@@ -90,7 +90,7 @@ def _label(box: Box, paint: Paint, scale: Scale | None) -> str:
     # On a dark fill nothing is told quietly.
     quiet = paint.text if is_heat or paint.text != INK else QUIET
     title = font(cut(_title(box)), bold=True, color=paint.text)
-    called = "" if box.is_folded or box.name == box.title else f" {cut(box.name)}"
+    called = "" if box.is_folded or box.name == box.title else f"  {cut(box.name)}"
     badges = "".join(_badge(one) for one in box.badges)
     # Cells at both ends take what a longer line below leaves over, so that no badge grows.
     head = cell("") + cell(f"{title}{font(called, size=9, color=quiet)} ") + badges + cell("")

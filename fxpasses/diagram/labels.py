@@ -8,6 +8,7 @@ from fxpasses.core.plain import printable
 
 _LONGEST_LINE: Final = 160
 _LONGEST: Final = 36
+_SPACE: Final = "&#160;"
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:
@@ -28,10 +29,18 @@ def font(text: str, *, size: float = 0, color: str = "", bold: bool = False) -> 
     """Text in a font; nothing for no text, as an empty element is an error in Graphviz."""
     if not text:
         return ""
-    inner = f"<B>{escaped(text)}</B>" if bold else escaped(text)
+    inner = _with_its_ends(text)
+    inner = f"<B>{inner}</B>" if bold else inner
     look = {"POINT-SIZE": f"{size:g}" if size else "", "COLOR": color}
     given = _attributes(look)
     return f"<FONT{given}>{inner}</FONT>" if given else inner
+
+
+def _with_its_ends(text: str) -> str:
+    """Browsers leave plain spaces at the ends out, and words would touch."""
+    inner = text.strip(" ")
+    before, _, after = text.partition(inner) if inner else (text, "", "")
+    return _SPACE * len(before) + escaped(inner) + _SPACE * len(after)
 
 
 def cell(inner: str, **look: str) -> str:
