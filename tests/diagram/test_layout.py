@@ -92,7 +92,7 @@ def test_a_value_is_written_once_and_only_where_it_is_of_another_kind() -> None:
     graph = symbolic_trace(Chain(3))
     for node, size in zip(graph.graph.nodes, (1, 1, 2, 2, 2, 3, 3), strict=False):
         node.meta["val"] = torch.empty(size)
-    assert re.findall(r"label=< (\S+) f32>", draw(graph).dot()) == ["1", "2", "3"]
+    assert re.findall(r"label=<&#160;(\S+) f32>", draw(graph).dot()) == ["1", "2", "3"]
 
 
 def test_of_a_focus_only_what_is_near_is_shown_and_the_rest_counted() -> None:
