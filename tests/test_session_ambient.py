@@ -67,7 +67,7 @@ def test_a_wrong_fold_under_autocast_is_blamed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Editor, "fold", fold)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(VerificationError) as caught:
         fxpasses.run(conv_net(), "inference", (IMAGE,))
-    assert {blame.id for blame in caught.value.blame} == {"5:fuse_conv_bn@/_1"}
+    assert {blame.id for blame in caught.value.blame} == {"6:fuse_conv_bn@/_1"}
 
 
 def test_what_autocast_keeps_is_not_touched() -> None:

@@ -232,12 +232,18 @@ def _difference(mine: Tensor | None, theirs: Tensor | None, floor: float) -> Dif
             return Difference(0.0)
         missing = "has no gradient" if mine is None else "has a gradient that it should not have"
         return Difference(float("inf"), missing)
+    mine, theirs = _strided(mine), _strided(theirs)
     if elsewhere := misplaced(mine, theirs):
         text = f"NaN or infinity at other places ({elsewhere} of {theirs.numel()} elements)"
         return Difference(float("inf"), text)
     apart = float((_numbers(mine) - _numbers(theirs)).norm())
     size = max(float(_numbers(theirs).norm()), floor / GRADIENT_BOUND)
     return Difference(apart / size if apart else 0.0)
+
+
+def _strided(gradient: Tensor) -> Tensor:
+    """Gradients of embeddings and of sparse arguments may be sparse."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def _numbers(gradient: Tensor) -> Tensor:
