@@ -1,7 +1,6 @@
 """What the lines of a random program may be, and random programs of such lines."""
 
 import operator
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -260,14 +259,8 @@ def combine(w: Writer, other: str | None = None) -> None:
 
 
 def again(w: Writer) -> None:
-    """What was computed before, maybe in place if it was not, or the other way round."""
     if w.rights:
-        right = w.choose(w.rights)
-        w.write(w.choose((right, re.sub(r"\.([a-z]+)(_?)\(", _other_form, right))))
-
-
-def _other_form(method: re.Match[str]) -> str:
-    return f".{method[1]}(" if method[2] else f".{method[1]}_("
+        w.write(w.choose(w.rights))
 
 
 def cast(w: Writer) -> None:
