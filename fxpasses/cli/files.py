@@ -1,6 +1,5 @@
 """What a command writes, checked before anything that takes long is done."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from torch.fx import GraphModule
 from fxpasses.capture import graphs_of
 from fxpasses.cli.outcome import say
 from fxpasses.core.code import plain_code
+from fxpasses.core.files import whole_file
 from fxpasses.errors import ArgumentError
 from fxpasses.page.shown import Shown
 
@@ -52,12 +52,8 @@ def write_result(result: GraphModule, path: Path | None) -> None:
         path.write_text(plain_code(graphs_of(result)), encoding="utf-8")
         say(f"written: {path}")
         return
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
+    with whole_file(path) as unfinished:
         torch.save(result, unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     say(f"written: {path}")
     for line in _ON_LOADING:
         say(line)

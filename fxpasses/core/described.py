@@ -1,4 +1,4 @@
-"""Values as people read them: shape and dtype."""
+"""Nodes and values as people read them: names, shapes and dtypes."""
 
 from typing import Any, Final
 
@@ -20,6 +20,11 @@ _SHORT: Final = {
     torch.uint8: "u8",
     torch.bool: "bool",
 }
+
+
+def full_name(path: str, node: str) -> str:
+    """The name of a node of the graph at a path, one of a kind in the model."""
+    return f"{path}/{node}" if path else node
 
 
 def value_of(node: Node) -> str:

@@ -16,7 +16,10 @@ _VOWELS = frozenset("AEIO")
 
 def an(kind: type) -> str:
     """The name of a class, with its article: `a Tensor`, `an ImageList`."""
-    name = kind.__name__
+    return with_article(kind.__name__)
+
+
+def with_article(name: str) -> str:
     return f"{'an' if name[:1].upper() in _VOWELS else 'a'} {name}"
 
 

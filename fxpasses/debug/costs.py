@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fxpasses.core.described import full_name
 from fxpasses.debug.nodes import NodeFacts
-from fxpasses.diagram.findings import full_name
 
 
 @dataclass(frozen=True, slots=True)

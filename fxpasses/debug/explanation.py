@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum, auto
 from typing import Any, Final
 
+from fxpasses.core.described import full_name
 from fxpasses.core.given import flag
 from fxpasses.debug.nodes import NodeFacts
-from fxpasses.diagram.findings import full_name
 from fxpasses.page.cut import cut, grouped, more, names
 from fxpasses.page.numbers import count, place
 from fxpasses.page.outline import Line, Page, Section, Tone, advice

@@ -17,14 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from fxpasses.capture import Arguments
 from fxpasses.capture.result.guards import GuardMiss
 from fxpasses.core import Program
-from fxpasses.core.described import described
+from fxpasses.core.described import described, full_name
 from fxpasses.core.given import Call
 from fxpasses.core.randomness import default_generator, own_draws
 from fxpasses.core.surroundings import surroundings_kept
 from fxpasses.debug.costs import NodeCost, NonFinite
 from fxpasses.debug.nodes import facts_of
 from fxpasses.debug.spans import Clock, CudaClock, HostClock, Key, Spans, Work
-from fxpasses.diagram.findings import full_name
 from fxpasses.errors import ArgumentError
 from fxpasses.verify.activations import Frame, Meter
 from fxpasses.verify.raised import ProgramError, raised_by

@@ -6,13 +6,13 @@ from dataclasses import replace
 from torch.fx import Node
 
 from fxpasses.core import Program
-from fxpasses.core.given import instance
+from fxpasses.core.described import full_name
+from fxpasses.core.given import instance, with_article
 from fxpasses.core.nearest import did_you_mean
 from fxpasses.core.record import PassRecord, RefusalRecord, RewriteRecord
 from fxpasses.debug.explanation import Answer, NearMiss, Outcome, Site
 from fxpasses.debug.nodes import BORDERS, NodeFacts, facts_of, place_of
 from fxpasses.debug.witness import Sweep, Witness
-from fxpasses.diagram.findings import full_name
 from fxpasses.errors import ArgumentError
 from fxpasses.manager import Observer
 
@@ -161,15 +161,13 @@ def _near_misses(
                 pass_name=record.name,
                 path=path,
                 node=chain.root.name,
-                matched=tuple(f"{one.node.name} is {_a(one.found)}" for one in chain.matched),
+                matched=tuple(
+                    f"{one.node.name} is {with_article(one.found)}" for one in chain.matched
+                ),
                 missing=f"{last.name} is no {' or '.join(wanted)}{_instead(known, path, last)}",
                 nodes=tuple(dict.fromkeys(one.node.name for one in chain.questions)),
                 source=place_of(chain.root),
             )
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[:1] in 'AEIO' else 'a'} {kind}"
 
 
 def _instead(known: Mapping[tuple[str, str], NodeFacts], path: str, node: Node) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.core.described import value_of
+from fxpasses.core.described import full_name, value_of
 from fxpasses.diagram.constants import badge_of, own_constants
 from fxpasses.diagram.describing import box_of, origin_of
-from fxpasses.diagram.findings import Findings, full_name
+from fxpasses.diagram.findings import Findings
 from fxpasses.diagram.matching import Matching, merged
 from fxpasses.diagram.scale import Scale
 from fxpasses.diagram.scene import Badge, Box, Edge, Modules, Scene, Sign

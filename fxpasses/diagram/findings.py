@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fxpasses.core.described import full_name
 from fxpasses.core.record import META, PassRecord, Record, RewriteRecord
 
 _REWRITE_ID: Final = re.compile(r"\d+:[^@]+@(?P<name>.*?)(#\d+)?")
@@ -47,11 +48,6 @@ def findings_of(meta: Mapping[str, Any]) -> Findings:
         errors=errors,
         bound=max(bounds, default=None),
     )
-
-
-def full_name(path: str, node: str) -> str:
-    """The name of a node of the graph at a path, one of a kind in the model."""
-    return f"{path}/{node}" if path else node
 
 
 def _refusals(passes: Iterable[PassRecord]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from fxpasses.core import VALUE, TensorInfo
-from fxpasses.diagram.findings import full_name
+from fxpasses.core.described import full_name
 from fxpasses.ops import OPERANDS_NOT_SAVED, RESULT_SAVED, VIEWS, op_of
 
 

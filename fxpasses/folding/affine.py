@@ -75,9 +75,9 @@ class Affine(ABC):
         """What it adds afterwards, likewise."""
 
     @property
-    @abstractmethod
     def scale_bound(self) -> float:
         """No factor is larger in magnitude; not finite where that cannot be told."""
+        return largest(self.scale(self.amounts))
 
     @property
     def amounts(self) -> Values:
@@ -327,6 +327,11 @@ def _folded(site: Site, edit: Editor, formula: Formula) -> Fold:
         and site.affine.is_by_rows
         and all(t.dim() and len(t) == rows for t in sources.values()),
     )
+
+
+def largest(values: Tensor) -> float:
+    """The largest magnitude; 0 of nothing."""
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def folded_weight(site: Site, values: Values) -> Tensor:

@@ -114,10 +114,6 @@ class Arithmetic(Affine):
         assert held is not None, "only a negation has none"
         return wide(held)
 
-    @property
-    def scale_bound(self) -> float:
-        return largest(self.scale(self.amounts))
-
     def mismatch(self, channels: int, behind: int, most: int) -> str | None:
         """Why the constant is not one number, or one for each of so many channels; None if it is.
 
@@ -141,11 +137,6 @@ class Arithmetic(Affine):
 
 def wide(number: Number) -> Tensor:
     return torch.tensor(float(number), dtype=torch.float64)
-
-
-def largest(values: Tensor) -> float:
-    """The largest magnitude; 0 of nothing."""
-    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def axes_behind(layer: Weighted) -> int:

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fxpasses.core import Facts
 from fxpasses.folding.affine import Affine, Values
-from fxpasses.folding.arithmetic import CALLS, Arithmetic, largest, wide
+from fxpasses.folding.arithmetic import CALLS, Arithmetic, wide
 from fxpasses.ops import Op
 from fxpasses.views import (
     Binary,
@@ -100,10 +100,6 @@ class Chain(Affine):
         return self.shift(values) / self.scale(values)
 
     @property
-    def scale_bound(self) -> float:
-        return largest(self.scale(self.amounts))
-
-    @property
     def factors(self) -> "Chain":
         """What is left of it once the offset is added."""
         return replace(self, shifted=False)
@@ -151,10 +147,6 @@ class Joined(Affine):
 
     def shift(self, values: Values) -> Tensor:
         return torch.stack([c.shift(own).cpu() for c, own in _with_values(self.channels, values)])
-
-    @property
-    def scale_bound(self) -> float:
-        return largest(self.scale(self.amounts))
 
 
 def calls_of(one: Affine) -> Sequence[Node]:

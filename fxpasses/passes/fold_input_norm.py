@@ -23,8 +23,8 @@ from torch.fx import Node
 
 from fxpasses.core import Condition, Editor, Facts, Numerics, Rewrite
 from fxpasses.folding import affine
-from fxpasses.folding.affine import Site, Values
-from fxpasses.folding.arithmetic import axes_behind, is_finite, largest, little_cancels
+from fxpasses.folding.affine import Site, Values, largest
+from fxpasses.folding.arithmetic import axes_behind, is_finite, little_cancels
 from fxpasses.folding.chains import Chain, Joined, arithmetic_of, chain_behind, moves
 from fxpasses.views import Conv, first_layer_at
 

@@ -1,6 +1,5 @@
 """Stages as numbered Python files in a folder."""
 
-import os
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fxpasses.core import Stage
+from fxpasses.core.files import whole_file
 from fxpasses.core.given import shown
 from fxpasses.core.plain import printable
 from fxpasses.errors import ArgumentError
@@ -74,12 +74,8 @@ def _told(folder: Path) -> Generator[None]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
+    with whole_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _is_of_a_run(path: Path) -> bool:

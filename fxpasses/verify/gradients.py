@@ -189,9 +189,15 @@ def _backward(
         if loss is None:
             return None
         parameters = {key: side.standins[key] for key in wanted if key in side.standins}
-        found = torch.autograd.grad(loss, [*parameters.values(), *leaves], allow_unused=True)
+        found = _gradients_of(loss, [*parameters.values(), *leaves])
     by_id = dict.fromkeys(wanted) | dict(zip(parameters, found, strict=False))
     return Gradients(by_id, found[len(parameters) :])
+
+
+def _gradients_of(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Those of embeddings and of sparse arguments may be sparse, and are made dense."""
+    found = torch.autograd.grad(loss, tensors, allow_unused=True)
+    return [None if one is None else one.to_dense() for one in found]
 
 
 def _projection(outputs: Any) -> Tensor | None:
@@ -232,18 +238,12 @@ def _difference(mine: Tensor | None, theirs: Tensor | None, floor: float) -> Dif
             return Difference(0.0)
         missing = "has no gradient" if mine is None else "has a gradient that it should not have"
         return Difference(float("inf"), missing)
-    mine, theirs = _strided(mine), _strided(theirs)
     if elsewhere := misplaced(mine, theirs):
         text = f"NaN or infinity at other places ({elsewhere} of {theirs.numel()} elements)"
         return Difference(float("inf"), text)
     apart = float((_numbers(mine) - _numbers(theirs)).norm())
     size = max(float(_numbers(theirs).norm()), floor / GRADIENT_BOUND)
     return Difference(apart / size if apart else 0.0)
-
-
-def _strided(gradient: Tensor) -> Tensor:
-    """Gradients of embeddings and of sparse arguments may be sparse."""
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def _numbers(gradient: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def _own_gradients(
         held = {id(t): t for t in trained}
         if loss is None or not held:
             return None
-        found = torch.autograd.grad(loss, list(held.values()), allow_unused=True)
+        found = _gradients_of(loss, list(held.values()))
     return dict(zip(held, found, strict=True))
 
 
