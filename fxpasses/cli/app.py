@@ -130,7 +130,8 @@ Colors = Annotated[
         "--color",
         "--colour",
         help="What colours show. change: what became of each node, or its kind; error: what the "
-        "verifier found; memory: bytes of results; saved: bytes that autograd keeps.",
+        "verifier found; time: seconds in each node; memory: bytes of results; saved: bytes that "
+        "autograd keeps.",
     ),
 ]
 Focus = Annotated[

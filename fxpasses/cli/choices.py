@@ -40,6 +40,7 @@ class Color(StrEnum):
 
     CHANGE = auto()
     ERROR = auto()
+    TIME = auto()
     MEMORY = auto()
     SAVED = auto()
 
@@ -63,6 +64,10 @@ class Pipeline:
     target: str | None = None
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As `fxpasses.run` and its kin take them."""
+        return {"target": self.target, "skip": self.skip, "only": self.only}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,12 +64,10 @@ def run(
             passes,
             args,
             kwargs,
-            target=pipeline.target,
+            **pipeline.arguments(),
             verify=checks.verify.level,
             on_failure=checks.on_failure.value,
             registry=registry,
-            skip=pipeline.skip,
-            only=pipeline.only,
             stop_after=checks.stop_after,
             observers=(bar,),
             dump=dumping.folder,
@@ -100,10 +98,8 @@ def plan(subject: Subject, pipeline: Pipeline, showing: Showing) -> None:
             passes,
             args,
             kwargs,
-            target=pipeline.target,
+            **pipeline.arguments(),
             registry=registry,
-            skip=pipeline.skip,
-            only=pipeline.only,
         )
     show(report, showing)
 
@@ -128,10 +124,8 @@ def explain(
             kwargs,
             node=node,
             pass_name=pass_name,
-            target=pipeline.target,
+            **pipeline.arguments(),
             registry=registry,
-            skip=pipeline.skip,
-            only=pipeline.only,
         )
     show(explanation, showing)
 
@@ -211,10 +205,8 @@ def profile(
                 passes,
                 args,
                 kwargs,
-                target=pipeline.target,
+                **pipeline.arguments(),
                 registry=registry,
-                skip=pipeline.skip,
-                only=pipeline.only,
                 observers=(bar,),
             )
         found = fxpasses.profile(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 from torch import nn
@@ -22,7 +23,8 @@ def draw(subject: Subject, picture: Picture) -> None:
     model, call = _asked(subject, picture)
     args, kwargs = call or (None, None)
     with beside(), Bar("capturing"):
-        diagram = fxpasses.draw(model, args, kwargs, **picture.arguments())
+        shown = {**picture.arguments(), **_measured(picture, model, call)}
+        diagram = fxpasses.draw(model, args, kwargs, **shown)
     _show(diagram, picture)
 
 
@@ -37,16 +39,23 @@ def diff(subject: Subject, pipeline: Pipeline, picture: Picture) -> None:
             passes,
             args,
             kwargs,
-            target=pipeline.target,
+            **pipeline.arguments(),
             verify=picture.color is Color.ERROR,
             on_failure="skip",
             registry=registry,
-            skip=pipeline.skip,
-            only=pipeline.only,
             observers=(bar,),
         )
-        diagram = fxpasses.diff(model, result, args, kwargs, **picture.arguments())
+        shown = {**picture.arguments(), **_measured(picture, result, call)}
+        diagram = fxpasses.diff(model, result, args, kwargs, **shown)
     _show(diagram, picture)
+
+
+def _measured(picture: Picture, model: nn.Module, call: Call | None) -> dict[str, Any]:
+    """What colours show that nothing but a run tells."""
+    if picture.color is not Color.TIME:
+        return {}
+    args, kwargs = call or (None, None)
+    return {"values": fxpasses.profile(model, args, kwargs).seconds}
 
 
 def _asked(subject: Subject, picture: Picture) -> tuple[nn.Module, Call | None]:

@@ -196,7 +196,7 @@ def _backward(
 
 def _gradients_of(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """Those of embeddings and of sparse arguments may be sparse, and are made dense."""
-    found = torch.autograd.grad(loss, tensors, allow_unused=True)
+    found: Any = torch.autograd.grad(loss, tensors, allow_unused=True)
     return [None if one is None else one.to_dense() for one in found]
 
 

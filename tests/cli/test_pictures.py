@@ -89,3 +89,13 @@ def test_a_picture_of_no_known_form_is_wrong_use(tmp_path: Path) -> None:
     shown = call("draw", *MODEL, "-o", tmp_path / "net.pdf")
     assert shown.exit_code == 2
     assert "end it in .svg, .png" in shown.stderr
+
+
+@pytest.mark.parametrize("command", [("draw",), ("diff", "-p", "fuse_conv_bn,dce")])
+def test_time_is_measured_for_its_colours(command: tuple[str, ...]) -> None:
+    name, *options = command
+    boxes = json.loads(call(name, *MODEL, *options, "--color", "time", "--json").stdout)["boxes"]
+    computing = [box for box in boxes.values() if box["title"] not in ("input", "output")]
+    measured = [box for box in computing if box["sign"] != "removed"]
+    assert measured
+    assert all(box["measured"] > 0 for box in measured)
