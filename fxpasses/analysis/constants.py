@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxpasses.core import Facts, attribute, widened
+from fxpasses.core import Facts, attribute, integers_widened, rounds_integers, widened
 
 _CALLS = frozenset({"call_function", "call_method", "call_module"})
 _ORDINARY = frozenset({Tensor, nn.Parameter})
@@ -213,11 +213,21 @@ class _Wide(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Asked while another mode handles an op, casts come as they are called: as views.
+        with self:
+            made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
         if func.is_view:
             return func(*args, **kwargs)
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+        reads = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
+        if reads:
             args, kwargs = _raised((tuple(args), kwargs))
-        return _widened_all(func(*args, **kwargs))
+        result = func(*args, **kwargs)
+        if reads and rounds_integers(func, result):
+            args, kwargs = tree_map_only(Tensor, integers_widened, (tuple(args), kwargs))
+            result = func(*args, **kwargs)
+        return _widened_all(result)
 
 
 def _raised(operands: Any) -> Any:

@@ -3,7 +3,16 @@
 from fxpasses.core.applied import Applied, Region, Replacement, cut_region
 from fxpasses.core.editor import Editor
 from fxpasses.core.facts import Effects, Facts
-from fxpasses.core.fold import Fold, Folds, Formula, Watch, memory_of, widened
+from fxpasses.core.fold import (
+    Fold,
+    Folds,
+    Formula,
+    Watch,
+    integers_widened,
+    memory_of,
+    rounds_integers,
+    widened,
+)
 from fxpasses.core.history import History, Stage
 from fxpasses.core.nodes import add_node
 from fxpasses.core.pipeline import ForeignPass, Group, Item, check_order, foreign
@@ -78,8 +87,10 @@ __all__ = [
     "check_order",
     "cut_region",
     "foreign",
+    "integers_widened",
     "is_replaced",
     "memory_of",
+    "rounds_integers",
     "source_of",
     "widened",
 ]

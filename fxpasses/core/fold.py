@@ -27,6 +27,18 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.detach() if wide is None else tensor.detach().to(wide)
 
 
+def rounds_integers(func: Any, result: Any) -> bool:
+    """Whether an op made narrow floats of integers, which it was given alone: `pixels / 255`."""
+    is_narrow = isinstance(result, Tensor) and result.dtype in _WIDE
+    return is_narrow and torch.Tag.pointwise in func.tags and not func._schema.is_mutable  # noqa: SLF001  torch has no public name
+
+
+def integers_widened(tensor: Tensor) -> Tensor:
+    """The tensor; whole numbers as float64."""
+    is_whole = tensor.dtype is not torch.bool and not tensor.dtype.is_floating_point
+    return tensor.to(torch.float64) if is_whole and not tensor.dtype.is_complex else tensor
+
+
 def memory_of(tensor: Tensor) -> int | None:
     """Where the memory of a tensor starts; None where it has none of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta:

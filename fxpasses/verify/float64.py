@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  torch has no public name
 )
 
-from fxpasses.core import Folds, memory_of, widened
+from fxpasses.core import Folds, integers_widened, memory_of, rounds_integers, widened
 from fxpasses.verify.structures import mapped, tensors_of
 from fxpasses.verify.trail import Trail
 from fxpasses.verify.workspace import computed
@@ -232,8 +232,9 @@ class _Widens(TorchDispatchMode):
         if _name(func) in _DRAWS_IN_PLACE:
             return _draw_in_place(func, args, kwargs, seen.own)
         result = computed(func, args, kwargs)
-        if tensors and _rounds_integers(func, result):
-            result = computed(func, mapped(args, _as_wide), mapped(kwargs, _as_wide))
+        if tensors and rounds_integers(func, result):
+            args, kwargs = mapped(args, integers_widened), mapped(kwargs, integers_widened)
+            result = computed(func, args, kwargs)
         if seen.trail is not None:
             seen.trail.met(func, list(tensors_of((args, kwargs))), result)
         if func.is_view or func._schema.is_mutable:  # noqa: SLF001  torch has no public name
@@ -290,18 +291,6 @@ def _widened_expanded(tensor: Tensor) -> Tensor:
 
 def _wide(tensor: Tensor) -> Tensor:
     return widened(tensor) if tensor.dtype in WIDE else tensor
-
-
-def _rounds_integers(func: Any, result: Any) -> bool:
-    """Whether an op made narrow floats of integers, which it was given alone: `pixels / 255`."""
-    is_narrow = isinstance(result, Tensor) and result.dtype in WIDE
-    return is_narrow and torch.Tag.pointwise in func.tags and not func._schema.is_mutable  # noqa: SLF001  torch has no public name
-
-
-def _as_wide(tensor: Tensor) -> Tensor:
-    """The tensor; whole numbers as float64."""
-    is_whole = tensor.dtype is not torch.bool and not tensor.dtype.is_floating_point
-    return tensor.to(torch.float64) if is_whole and not tensor.dtype.is_complex else tensor
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fxpasses
 from fxpasses.analysis.facts import GraphFacts
 from fxpasses.core import VALUE, Condition, Editor, Folds, carry_out
 from fxpasses.manager import apply
@@ -483,3 +484,32 @@ def test_keeps_the_metadata() -> None:
     (constant,) = [n for n in module.graph.nodes if n.op == "get_attr"]
     assert constant.meta[VALUE] is known
     assert constant.meta["origin"][:2] == ("constant_fold", "softmax")
+
+
+class OfNumbers(nn.Module):
+    """Normalises what is made of whole numbers: statistics are written, and compared with care."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make, self.linear, self.norm = make, nn.Linear(4, 4), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.make(torch.arange(4) * 2)
+        return self.norm(self.linear(made.repeat(6).reshape(2, 3, 4))) + x.sum()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: n.sigmoid(),
+        lambda n: n / 3,
+        lambda n: n.to(torch.float32).sigmoid().to(torch.float32),
+    ],
+    ids=["a function of integers", "a quotient", "a cast to the same"],
+)
+def test_floats_of_whole_numbers_are_made_in_float64(make: Any, training: bool) -> None:
+    result = fxpasses.run(OfNumbers(make).train(training), "constant_fold", X)
+    record = fxpasses.report(result).record
+    assert record.verification.ok is True
+    assert record.passes[0].rewrites
